@@ -53,7 +53,7 @@ def _public(name: str) -> property:
 
 
 class _Package(ModuleType):
-    """The type of this package; with it, importing the subpackage `ingot.train` does not hide the function `ingot.train`."""
+    """The class of this module; it keeps `ingot.train` a function even after the subpackage of the same name is imported."""
 
 
 for _name in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""`python -m ingot` is `ingot`."""
+"""Entry point of `python -m ingot`, which is the same as the command `ingot`."""
 
 from ingot.cli.main import run
 

@@ -30,9 +30,9 @@ def load(
     data: str | None = None,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a run folder (`which` checkpoint), a checkpoint or an artifact; `dtype` casts its weights for generation.
+    """Load a model from a run folder, a checkpoint or an artifact; `dtype` casts its weights for generation.
 
-    The tokenizer of an artifact that was exported without one comes from `tokenizer`, a name or file, or from the folder `data`.
+    `which`: a run's latest or best checkpoint. `tokenizer` (name or file) or the folder `data` replaces a missing tokenizer.
     """
     weights = open_weights(Path(path), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)

@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return `said` with its placeholders filled in; `name` renames the setting, and values if it is given SETTING=VALUE."""
+        """Return `said` with its placeholders filled in; `name` renames the setting and, given SETTING=VALUE, the value."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")

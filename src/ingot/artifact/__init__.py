@@ -1,1 +1,1 @@
-"""Model files: our artifact format, and export to Hugging Face, GGUF and gpt-simple."""
+"""Model files: our artifact format, the formats of Hugging Face and gpt-simple, and GGUF."""

@@ -1,6 +1,6 @@
-"""Compress an artifact's payload, and decompress it without ever producing more bytes than the file announces.
+"""Compress an artifact's payload, and decompress it without ever producing more bytes than the file declares.
 
-Files may be untrusted. Every codec stops at the announced size, so a decompression bomb costs no more memory than
+Files may be untrusted. Every codec stops at the declared size, so a decompression bomb costs no more memory than
 `is_plausible_size` allows.
 """
 
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def is_plausible_size(size: int, stored: int) -> bool:
-    """Return True if it is plausible that `stored` bytes expand into `size` bytes."""
+    """Return True if `stored` compressed bytes can plausibly decompress to `size` bytes."""
     return 0 <= size <= min(FREE_BYTES + MAX_RATIO * stored, MAX_PAYLOAD_BYTES)
 
 
@@ -61,7 +61,7 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
 
 
 def decompress(codec: str, data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError if the data expands into fewer or more bytes, or is damaged."""
+    """Return exactly `size` bytes; raise ValueError if the data decompresses to fewer or more bytes, or is damaged."""
     try:
         if codec == "rans":
             payload, whole = rans.decode(data, size), True

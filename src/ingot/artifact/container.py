@@ -54,7 +54,7 @@ class ArtifactReport:
 
 
 def artifact_name(codec: str) -> str:
-    """Return the file name of an artifact: `.safetensors` if uncompressed, `.ingot` otherwise."""
+    """Return the file name of an artifact: model.safetensors if uncompressed, model.ingot otherwise."""
     return "model.safetensors" if codec == "none" else "model.ingot"
 
 
@@ -99,7 +99,7 @@ def artifact_sizes(
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Read the model in a file. Any defect of the file raises CheckpointError, and no code in the file is ever run."""
+    """Read an artifact file. An invalid file raises CheckpointError, and no code in the file is ever run."""
     with readable(path, CheckpointError):
         if not path.exists():
             raise CheckpointError(f"{path} does not exist")
@@ -148,9 +148,9 @@ def _unwrapped(file: memoryview) -> memoryview:
     if not isinstance(codec, str) or not isinstance(size, int) or file[:end] != _header(codec, size, data):
         raise ValueError("its checksum does not match; it is damaged or cut short")
     if codec == "none" or codec not in CODECS:
-        raise ValueError(f"it is compressed with {codec!r:.20}, which this ingot does not know")
+        raise ValueError(f"it is compressed with {codec!r:.20}, which this version of ingot does not support")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"its {len(data):,} compressed bytes cannot be the {size!s:.20} bytes of weights it announces")
+        raise ValueError(f"its {len(data):,} compressed bytes cannot expand into the {size!s:.20} bytes of weights it announces")
     return memoryview(decompress(codec, data, size))
 
 
@@ -185,5 +185,5 @@ def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
     if not isinstance(facts, dict) or not isinstance(facts.get("version"), int):
         raise ValueError(damage)
     if (version := facts["version"]) != VERSION:
-        raise ValueError(f"it has version {version!s:.20}, but this ingot reads version {VERSION}; use the ingot that wrote it")
+        raise ValueError(f"its format version is {version!s:.20}, not {VERSION}; read it with the version of ingot that wrote it")
     return facts

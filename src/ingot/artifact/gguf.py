@@ -31,7 +31,7 @@ UNUSED = 5  # GGUF's token type for embedding rows without a token
 
 
 def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Return a tokenizer's GGUF keys for `rows` embedding rows, named after the `add_*` methods of GGUFWriter.
+    """Return a tokenizer's GGUF metadata for `rows` embedding rows; keys are named after GGUFWriter's `add_*` methods.
 
     Raise ConfigError if llama.cpp cannot express the tokenizer.
     """
@@ -52,7 +52,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
             raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
         if file.algorithm != BPE or not file.has_bytes:
             raise ConfigError(
-                "of SentencePiece models, GGUF supports only BPE with byte fallback",
+                "among SentencePiece models, GGUF supports only BPE with byte fallback",
                 advice="--format huggingface supports this model",
             )
         tokens, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
@@ -65,7 +65,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
             raise ConfigError(
                 f"the {THEIRS} of this model splits text in a way that GGUF does not support",
-                advice="GGUF supports byte-level BPE that splits by GPT-2's rule; --format huggingface supports any tokenizer",
+                advice="GGUF supports byte-level BPE with GPT-2's pre-tokenizer; --format huggingface supports any tokenizer",
             )
         names = {i: name for name, i in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
         special = {token["id"] for token in added if token.get("special")}
@@ -140,7 +140,7 @@ def write_gguf(
             # q8_0 needs rows whose length is a multiple of GROUP; other tensors become fp16.
             stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
             if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
-                raise CheckpointError(f"{key} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")
+                raise CheckpointError(f"{key} contains values outside fp16's range; choose the dtype bf16 or fp32")
             kind = gguf.GGMLQuantizationType[DTYPES[stored]]
             writer.add_tensor(key, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
         writer.write_header_to_file()
@@ -153,7 +153,7 @@ def write_gguf(
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors with GGUF's names and row order; biases that GGUF requires for GPT-2 but the model lacks are zeros."""
+    """Return the tensors with GGUF's names and row order; biases that GGUF requires for GPT-2 are zero if the model has none."""
     stored, _ = quantise(records, "none", "fp32")  # raises an error if a value is not finite
     found: dict[str, NDArray[Any]] = {}
     for record in stored:
@@ -178,7 +178,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
 def _model_keys(
     gguf: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
 ) -> dict[str, Any]:
-    """Return the keys from which llama.cpp builds the model, named after the `add_*` methods of GGUFWriter."""
+    """Return the GGUF metadata from which llama.cpp builds the model; keys are named after GGUFWriter's `add_*` methods."""
     llama = settings["family"] == "llama"
     keys = {
         "type": "model",

@@ -112,7 +112,7 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name in ("vocab_size", "width", "layers", "heads", "context"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             key = next(key for key, ours in MODEL_KEYS.items() if ours == name)
-            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, but must be 1 or more")
+            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, but must be a whole number >= 1")
     for name, words in (("activation", ACTIVATIONS), ("mlp", MLPS)):
         if name in settings:
             settings[name] = words.get(settings[name], settings[name])
@@ -130,7 +130,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the model settings `now` give weights of other shapes than a checkpoint's settings `was`."""
+    """Raise CheckpointError if settings that determine weight shapes differ between a checkpoint (`was`) and a run (`now`)."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:

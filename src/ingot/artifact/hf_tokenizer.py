@@ -165,7 +165,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError if a folder has tokenizer files that the export does not replace: programs would use them."""
+    """Raise ConfigError if a folder has tokenizer files that the export would not replace, because programs would load them."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to another model's tokenizer; remove the file or give another --output")

@@ -64,7 +64,7 @@ def _number(config: Mapping[str, Any], path: Path, name: str, default: float | N
 def _word(config: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> str:
     value = config.get(name, default)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{path}: {name} is {value!r:.60}; only {', '.join(known)} can be read")
+        raise ConfigError(f"{path}: {name} is {value!r:.60}; only {', '.join(known)} are supported")
     return known[value]
 
 
@@ -73,7 +73,7 @@ def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
     settings |= {ours: _number(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
     if config.get("n_inner") not in (None, 4 * settings["width"]):
-        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, but only {4 * settings['width']} can be read")
+        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, but only {4 * settings['width']} is supported")
     return settings
 
 
@@ -108,13 +108,13 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     sizes = {ours: _number(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
     head_size = sizes["width"] // sizes["heads"]
     if config.get("head_dim") not in (None, head_size):
-        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, but only {head_size} can be read")
+        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, but only {head_size} is supported")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 also stores the RoPE base here
     if not isinstance(rotary, dict):
-        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, but must be a mapping")
+        raise CheckpointError(f"{path}: rope_parameters or rope_scaling is {rotary!r:.60}, but must be a mapping")
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind not in ("default", "linear") or rotary.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
+        raise ConfigError(f"{path}: rope_type is {kind!r:.60}; only default and linear on all dimensions are supported")
     return {
         "family": "llama",
         **sizes,
@@ -244,7 +244,7 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY
 
 
 def fetch_model(name: str) -> Path:
-    """Return the folder of a hub model in the hub's cache, downloading it if needed."""
+    """Return the local cache folder of a model on the Hugging Face hub; download the model if needed."""
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise CheckpointError(f"{name} is not a folder; give {WHOLE}")
     from ingot.data.hub import Hub, Unreachable
@@ -279,7 +279,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     layout = LAYOUTS[kind]
     for name, allowed in layout.fixed.items():
         if config.get(name, allowed[0]) not in allowed:
-            raise ConfigError(f"{path}: {name} is {config.get(name)!r:.60}, but only {allowed[0]!r} can be read")
+            raise ConfigError(f"{path}: {name} is {config.get(name)!r:.60}, but only {allowed[0]!r} is supported")
     settings = layout.settings(config, path)
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
     embedding = found.get(layout.embedding)
@@ -288,7 +288,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
         if (head.dtype, head.data) != (embedding.dtype, embedding.data):
             raise CheckpointError(f"{folder} has a separate output head, although {CONFIG} ties the head to the embedding")
     if settings["layers"] > len(found):
-        raise CheckpointError(f"{path} says {settings['layers']:,} layers, but the files contain fewer tensors than that")
+        raise CheckpointError(f"{path} specifies {settings['layers']:,} layers, but the files contain fewer tensors")
     tensors = layout.tensors(settings)
     records = []
     for name, (ours, shape) in tensors.items():
@@ -328,7 +328,7 @@ def write_model(
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
     tensors = layout.tensors(whole)
     if unknown := sorted(found.keys() - {ours for ours, _ in tensors.values()}):
-        raise CheckpointError(f"a {settings['family']} model has no tensor {unknown[0]}")
+        raise CheckpointError(f"the tensor {unknown[0]} does not belong to a {settings['family']} model")
     stored = []
     for name, (ours, shape) in tensors.items():
         record = found.get(ours)
@@ -367,7 +367,7 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
         told = read_object(folder / INDEX).get("weight_map")
         names = set(told.values()) if isinstance(told, dict) and all(isinstance(n, str) for n in told.values()) else set()
         if not names or any(Path(name).name != name for name in names):
-            raise CheckpointError(f"{folder / INDEX} is damaged: it does not name the files of the weights")
+            raise CheckpointError(f"{folder / INDEX} is damaged: it does not list the weight files")
         files = sorted(names)
     tensors: dict[str, TensorRecord] = {}
     for file in files:

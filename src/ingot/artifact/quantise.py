@@ -1,7 +1,7 @@
 """Quantise weights to one-byte codes with a scale per row.
 
 A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
-scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf's records are based on its codes. `int8` is the
+scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf submissions are scored with it. `int8` is the
 recommended rule; docs/artifact.md lists the file size and the bits per byte of each rule. Codes with fewer bits (`std`,
 `gptq`) are computed by the backend, which can run the model; this module only stores them.
 """
@@ -41,7 +41,7 @@ def quantise(
     """Return the tensors to store, and the original dtypes of those whose stored dtype differs.
 
     `dtype` applies only to the quantiser `none`. All other quantisers store small tensors as float32 if their name contains a
-    word of `keep`. Tensors in `codes` are stored with the codes and scales given there.
+    word in `keep`. Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"unknown quantiser {quantiser!r}; choose one of {', '.join(QUANTISERS)}")
@@ -62,7 +62,7 @@ def quantise(
             if ITEM_BYTES[record.dtype] > ITEM_BYTES[narrow]:
                 parts = [to_record(record.name, w, narrow)]
                 if _overflows(w, parts[0]):
-                    raise CheckpointError(f"{record.name} contains values out of {narrow}'s range; choose the dtype bf16 or fp32")
+                    raise CheckpointError(f"{record.name} contains values outside {narrow}'s range; choose bf16 or fp32")
         else:
             parts = _quantised(record, "int8" if quantiser in BY_MODEL else quantiser, keep)
         stored += parts
@@ -80,7 +80,7 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
             raise ValueError(f"{name!r:.100} is a scale without codes")
         fits = scale.dtype in ("F32", "F16") and scale.shape in ((), codes.shape[:1])
         if not fits or not np.isfinite(to_array(scale)).all():
-            raise ValueError(f"{name!r:.100} does not hold the scales of its codes")
+            raise ValueError(f"the scales in {name!r:.100} have a wrong dtype or shape or are not finite")
     for name, dtype in formats.items():
         kept = tensors[name].dtype if name in tensors else None
         expected = FLOATS if name + SCALE not in stored else ("I8",)
@@ -123,7 +123,7 @@ def _overflows(w: NDArray[Any], narrow: TensorRecord) -> bool:
 
 
 def _scale_format(scale: Float32) -> str:
-    """Return float16 if it represents every scale at full precision, else float32."""
+    """Return F16 if every scale is zero or within the range of normal float16 numbers, else F32."""
     range16 = np.finfo(np.float16)
     return "F16" if ((scale == 0) | ((scale >= range16.tiny) & (scale <= range16.max))).all() else "F32"
 
@@ -135,7 +135,7 @@ def _blocks(w: Float32) -> list[slice]:
 
 
 def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise each row with its scale, rounded to the stored dtype; the largest magnitude of the row maps to 127.
+    """Quantise each row so that its largest magnitude maps to 127; the scales are rounded to their stored dtype first.
 
     Nothing is clipped: a clipping threshold per row lowers the squared error by 1% but does not improve bits per byte.
     """

@@ -2,8 +2,8 @@
 
 Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman coding wastes
 space because it spends whole bits on every symbol. Many coder states are processed in parallel (of n states, state i codes
-symbols i, i + n, i + 2n and so on), so numpy decodes 28M weights in seconds. Each byte of a float has its own frequency table,
-because exponents repeat and mantissas do not. docs/artifact.md specifies the format.
+symbols i, i + n, i + 2n and so on), so numpy decodes 28M weights in seconds. Each byte position within a float has its own
+frequency table, because exponents repeat and mantissas do not. docs/artifact.md specifies the format.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decode(data: memoryview, size: int) -> bytes:
         raise ValueError("its parts do not add up to the announced size")
     tables, rest = _tables(head[end:], sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
-        raise ValueError("its head does not match its parts")
+        raise ValueError("its head has the wrong length")
     out = np.empty(size, np.uint8)
     streams, begin, taken = [], 0, 0
     for places, length in sections:

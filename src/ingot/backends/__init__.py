@@ -1,1 +1,1 @@
-"""The interface between the training loop and a framework: one step, one evaluation, state in and out."""
+"""Backends: the interface between the training loop and a framework, and its implementations in torch and MLX."""

@@ -26,7 +26,7 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Which data one step reads, and the hyperparameters it uses; identical on every rank."""
+    """The data that one step reads and the hyperparameters it uses; identical on every rank."""
 
     step: int  # number of steps completed before this one
     stage: int
@@ -81,7 +81,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Rounding:
-    """Precision of quantised weights: codes have `bits` bits, and the largest code stands for k standard deviations of a row."""
+    """Precision of quantised weights: codes have `bits` bits, and the largest code stands for k times the rms of a row."""
 
     bits: int
     k: float
@@ -93,7 +93,7 @@ class Rounding:
 
 
 class Rounder(Protocol):
-    """Quantises the large weights of a model; each call of `estimate` or `round` starts from the original weights."""
+    """Quantises a model's large matrices and embedding tables; each `estimate` or `round` starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
         """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or matrices, without changing the model."""
@@ -119,7 +119,7 @@ class Inference(Group, Protocol):
         """Return the summed loss, in nats, of the batch's targets that are not -1."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, over and over, without changing the training state.
+        """Yield the next token of every prompt, indefinitely, without changing the training state.
 
         Raises MemoryError if the device cannot hold this many completions at once.
         """

@@ -181,4 +181,4 @@ def refuse_torch_only(config: Config) -> None:
     for path, accepted in TORCH_ONLY.items():
         if (value := attrgetter(path)(config)) not in accepted:
             shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError("{0} needs torch; leave it or {1} out", Setting(path, shown), ON_MLX)
+            raise ConfigError("{0} needs torch; remove it or {1}", Setting(path, shown), ON_MLX)

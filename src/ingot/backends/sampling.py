@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of a completion. If several are requested, number i (from 0) is the same as a single one with seed + i."""
+    """Options for completions. Of several completions, number i (from 0) equals a single completion with seed + i."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0 means greedy
@@ -90,7 +90,7 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """Return options with which a single completion equals completion `number` (from 0) of several."""
+        """Return options that generate completion `number` (from 0) of several on its own."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:

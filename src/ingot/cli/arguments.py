@@ -31,14 +31,14 @@ def _recipe_names(incomplete: str) -> list[str]:
 ConfigFile = Annotated[Path | None, Option("--config", metavar="FILE", help="Read settings from this YAML file.")]
 RecipeName = Annotated[
     str | None,
-    Option("--recipe", metavar="NAME", help="Start from this recipe; `ingot recipes` lists them.", autocompletion=_recipe_names),
+    Option("--recipe", metavar="NAME", help="Recipe to start from; `ingot recipes` lists all.", autocompletion=_recipe_names),
 ]
 OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 StopExitCode = Annotated[
-    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if the run is stopped before its end.")
+    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if the run is stopped early.")
 ]
-ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="Score by which to compare.")]
+ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="Score to compare.")]
 _model_path = typer.Argument(metavar="PATH", help="The model: a run folder, a checkpoint or an artifact.")
 ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]

@@ -37,20 +37,20 @@ TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 @commands.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file of tokens that any supported program wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file of tokens in any supported format.")],
     to: Annotated[
         TokenFormat,
         Option(
-            help="Format to write. ingot: the one that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: "
+            help="Format to write. ingot: a prepared folder. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: "
             ".bin and .idx files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of SOURCE, if its files do not name one.")] = None,
     from_format: Annotated[TokenFormat | None, Option("--from", help="Format of SOURCE, if it cannot be detected.")] = None,
-    mark: Annotated[int | None, Option(metavar="ID", help="Id that separates documents, if no tokenizer defines it.")] = None,
+    mark: Annotated[int | None, Option(metavar="ID", help="Token id between documents, if no tokenizer defines it.")] = None,
     name: Annotated[str | None, Option(metavar="NAME", help="File name prefix (shards) or bucket name (gpt-simple).")] = None,
-    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per output file (nanogpt: one per split).")] = SHARD_TOKENS,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file (nanogpt: one file per split).")] = SHARD_TOKENS,
     max_length: Annotated[int, Option(metavar="N", help="Tokens per window of a gpt-simple bucket.")] = 3072,
     overlap: Annotated[int, Option(metavar="N", help="Tokens that neighbouring gpt-simple windows share.")] = 256,
     force: Annotated[bool, Option("--force", help="Replace the output folder if it holds token data.")] = False,
@@ -77,17 +77,17 @@ def convert_command(
 
 @commands.command("download")
 def download_command(
-    variant: Annotated[str, Option(metavar="NAME", help="Vocabulary: byte260, or spN for N SentencePiece ids.")] = "sp1024",
+    variant: Annotated[str, Option(metavar="NAME", help="Vocabulary: byte260, or spN (SentencePiece with N ids).")] = "sp1024",
     train_shards: Annotated[
-        int | None, Option(metavar="N", help="Download the first N training shards. Default: up to 80.")
+        int | None, Option(metavar="N", help="Download the first N training shards. Default: 80, or all if there are fewer.")
     ] = None,
-    output: Annotated[Path, Option(metavar="DIR", help="Folder to write: datasets/, tokenizers/, manifest.json.")] = Path("data"),
+    output: Annotated[Path, Option(metavar="DIR", help="Folder for datasets/, tokenizers/ and manifest.json.")] = Path("data"),
     repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="Dataset repository on the Hugging Face hub.")] = REPO,
     prefix: Annotated[
-        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Folder of the repository that contains manifest.json.")
+        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Repository folder that contains manifest.json.")
     ] = PREFIX,
-    revision: Annotated[str | None, Option(metavar="REV", help="Branch, tag or commit of the repository to read.")] = None,
-    with_docs: Annotated[bool, Option("--with-docs", help="Also download the text from which the shards were made.")] = False,
+    revision: Annotated[str | None, Option(metavar="REV", help="Branch, tag or commit to download.")] = None,
+    with_docs: Annotated[bool, Option("--with-docs", help="Also download the original text of the shards.")] = False,
     skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json in the output folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -154,16 +154,16 @@ def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder made by `ingot data prepare`, or folder of shards.")],
     against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search TRAIN for copies of validation text.")] = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of the shards, if they do not name one.")] = None,
-    ngram_words: Annotated[int, Option(metavar="N", help="Length, in words, of the n-grams that splits are compared by.")] = 13,
+    ngram_words: Annotated[int, Option(metavar="N", help="Length in words of the n-grams used to compare splits.")] = 13,
     overlap_share: Annotated[
-        float, Option(metavar="PART", help="Report validation documents of whose n-grams more than this fraction are in train.")
+        float, Option(metavar="PART", help="Report validation documents with more than this fraction of their n-grams in train.")
     ] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
             metavar="PART",
-            help="Allowed relative difference between the bytes that tokens decode to and those of the text. Default: 0.005, or "
-            "0.05 if the decoded bytes match those recorded when the data was prepared.",
+            help="Allowed relative difference in bytes between the decoded and the original text. Default: 0.005, or 0.05 if "
+            "the decoded size matches the one recorded when the data was prepared.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -232,10 +232,10 @@ Inputs = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="Text: files (.txt, .md, .jsonl, .json, .csv or .tsv, also .gz, .xz or .zst; .parquet), folders, or hf:ORG/NAME.",
+        help="Text: .txt, .md, .jsonl, .json, .csv, .tsv (also as .gz, .xz or .zst) or .parquet files, folders, or hf:ORG/NAME.",
     ),
 ]
-MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="One more PATH; may be repeated.")]
+MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="Same as PATH; may be repeated.")]
 TextField = Annotated[str, Option(metavar="NAME", help="Field or column that contains the text.")]
 LARGE_VOCABULARY = 8192  # from this many ids on, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
@@ -246,7 +246,7 @@ def prepare_command(
     files: Inputs = None,
     more: MoreInputs = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help=TOKENIZER)] = None,
-    output: Annotated[Path | None, Option(metavar="DIR", help="Folder to write. Default: data/ and PATH's name.")] = None,
+    output: Annotated[Path | None, Option(metavar="DIR", help="Folder to write. Default: data/ plus the stem of PATH.")] = None,
     val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text (repeatable).")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.", min=0)] = None,
     val_fraction: Annotated[
@@ -259,29 +259,29 @@ def prepare_command(
             "documents, else whole documents, evenly spread.",
         ),
     ] = None,
-    buckets: Annotated[bool, Option("--buckets", help="Make PATH/train/NAME/ and PATH/val/NAME/ the bucket NAME.")] = False,
-    bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts documents, if tokenizer.json has none.")] = None,
+    buckets: Annotated[bool, Option("--buckets", help="Read PATH/train/NAME/ and PATH/val/NAME/ as the bucket NAME.")] = False,
+    bos: Annotated[str | None, Option(metavar="TOKEN", help="BOS token, if tokenizer.json does not define one.")] = None,
     text_field: TextField = "text",
     encoding: Annotated[str, Option(metavar="NAME", help="Encoding of the input files, such as latin-1.")] = "utf-8",
-    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files that are not encoded in --encoding.")] = False,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files that --encoding cannot decode.")] = False,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per output file.", min=1, max=2**31 - 1)] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Number of processes to use. Default: one per CPU.", min=1)] = None,
     force: Annotated[bool, Option("--force", help="Replace the output folder if it holds a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
+    """Tokenize text into a folder that training reads. Repeat the command to continue after an interruption."""
     from ingot.data.prepare.pipeline import prepare
     from ingot.data.text.text_files import find_buckets, kind_of
 
     inputs = _inputs(more, files)
     if output is None:
         if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
-            raise ConfigError("name the folder to write with --output DIR")
+            raise ConfigError("name the output folder with --output DIR")
         name = inputs[0].resolve().name
         output = Path("data") / (name.partition(".")[0] or name)
     folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
-        raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
+        raise DataError(f"--buckets needs one PATH, not several, with text files in train/NAME/ and val/NAME/; check {inputs[0]}")
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
@@ -337,7 +337,7 @@ def train_tokenizer_command(
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
     mark_capitals: Annotated[
-        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a mark and a small letter.")
+        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a mark and a lower-case letter.")
     ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,

@@ -1,4 +1,4 @@
-"""`ingot export` and `ingot import`: write a trained model in the format of Ingot or another program, and read theirs."""
+"""`ingot export` writes a trained model in Ingot's or another program's format; `ingot import` reads models of other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export(
     ] = "latest",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FILE|DIR", help="Output. Default: model.ingot or FORMAT/ in the run's artifact/."),
+        Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in artifact/ of the run folder."),
     ] = None,
     layout: Annotated[
         Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
@@ -49,14 +49,14 @@ def export(
     quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantisation. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf). {BY_RUN}")
+        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf only). {BY_RUN}")
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
     score: Annotated[bool, Option("--score/--no-score", help="Load the written file in a new process and score it.")] = True,
     data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     device: DeviceName = "auto",
-    force: Annotated[bool, Option("--force", help="Replace existing files, but keep others in the folder.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model to one file, check its size and score it. --format converts it for another program instead."""
@@ -75,7 +75,7 @@ def export(
         _report({"artifact": str(target), "checkpoint": str(source.path), "bytes": size, "limit": limit}, as_json)
         return
     if score and data is None and not source.names_data:
-        raise ConfigError(f"{path} does not name the text it was trained on; give --data DIR or --no-score")
+        raise ConfigError(f"{path} does not record which data it was trained on; give --data DIR or --no-score")
     if score and device not in ("auto", "cpu"):  # fail early if the device is missing; the check imports a framework
         from ingot.backends.open import find_device
 
@@ -121,7 +121,7 @@ def _export_file(
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
-                raise ConfigError(f"{copy} is not this model's file, which its artifact needs beside it; choose another --output")
+                raise ConfigError(f"{copy} is not this model's code, which must be next to the artifact; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
     codes: dict[str, list[Any]] = {}  # tensor records by name
@@ -227,7 +227,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
         except CheckpointError:
             pass
     if output is None:
-        raise ConfigError(f"{source.path} is not in a run folder; name the file to write with --output")
+        raise ConfigError(f"{source.path} is not in a run folder; give the output path with --output")
     check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
     return output
 
@@ -260,8 +260,8 @@ def import_weights(
         str,
         typer.Argument(
             metavar="PATH|NAME",
-            help="A folder with config.json or a name on the Hugging Face hub, nanoGPT's ckpt.pt, golf's final_model, or a run "
-            "or checkpoint of gpt-simple.",
+            help="Model to import: a folder with config.json, a name on the Hugging Face hub, nanoGPT's ckpt.pt, golf's "
+            "final_model, or a run or checkpoint of gpt-simple.",
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="File to write, or the folder to write it to.")],
@@ -269,7 +269,7 @@ def import_weights(
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a model of Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact that other commands read."""
+    """Convert a model from Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact for the other commands."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.inference.model import foreign_weights
 

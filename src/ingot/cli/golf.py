@@ -1,4 +1,4 @@
-"""`ingot golf pack`: a submission to the golf challenge from finished runs."""
+"""`ingot golf pack`: build a submission to the golf challenge from finished runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def golf_pack(
     author: Annotated[str, Option(metavar="TEXT", help="Name of the submission's author.")] = "",
     github_id: Annotated[str, Option(metavar="NAME", help="GitHub account of the author.")] = "",
     blurb: Annotated[str, Option(metavar="TEXT", help="One or two sentences on what is new in the submission.")] = "",
-    reference: Annotated[float, Option(metavar="BPB", help="Bits per byte to beat; the p-value refers to it.", min=0)] = 1.2244,
+    reference: Annotated[float, Option(metavar="BPB", help="Bits per byte to beat, used for the p-value.", min=0)] = 1.2244,
     force: Annotated[bool, Option("--force", help="Replace the files of an existing submission, but no others.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -30,7 +30,7 @@ def show_config(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Hide settings that are left at their defaults.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print every setting, its value and where the value came from."""
@@ -95,7 +95,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="Name o
 
 def init(
     ctx: typer.Context,
-    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="The recipe from which the values come.")] = "demo",
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Recipe to take the values from.")] = "demo",
     output: OutputFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

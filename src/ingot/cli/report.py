@@ -37,7 +37,7 @@ pre { background: #f6f6f6; padding: 1rem; white-space: pre-wrap; } img { max-wid
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of runs that are still running.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the runs may still be in progress.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

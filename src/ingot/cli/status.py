@@ -1,4 +1,4 @@
-"""Commands that inspect runs by their folders: status, stop, plot, compare and ui.
+"""Commands that work on the folders of runs: status, stop, plot, compare and ui.
 
 None of them takes a lock or waits for a run, and `ingot status` of one run loads neither torch nor numpy.
 """
@@ -60,7 +60,7 @@ def status(
 
 
 def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return a record for each run; if there are several, add their best scores and mark the best run for each text."""
+    """Return a record for each run; if there are several, add their best scores and mark the best run on each dataset."""
     records = [run.record() for run in runs]
     if len(records) == 1:
         return records
@@ -187,9 +187,9 @@ def stop(
 
 def ui(
     runs: RunsOrFolders = None,
-    port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8080,
+    port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
-    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run a model's own code.")] = False,
+    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run custom model code.")] = False,
 ) -> None:
     """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
     try:
@@ -212,10 +212,10 @@ def ui(
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw in the same charts.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Draw to this .png or .svg file.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to plot in the same charts.")],
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Save to this .png or .svg file.")] = None,
     axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="Unit of the horizontal axis.")] = "steps",
-    sample: Annotated[bool, Option("--sample", help="Also show the last sample text of the first RUN.")] = False,
+    sample: Annotated[bool, Option("--sample", help="Also show the last text sample of the first RUN.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw loss, bits per byte and task accuracies of runs, in the terminal or as a picture."""
@@ -248,7 +248,7 @@ def plot(
 def compare(
     ctx: typer.Context,
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of two groups, separated by two dashes.")
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Two groups of finished runs, separated by two dashes.")
     ],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,

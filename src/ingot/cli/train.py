@@ -34,7 +34,7 @@ def train(
     nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Index of this machine, counted from 0.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
-    master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port of machine 0 for all ranks.")] = None,
+    master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
     stop_exit_code: StopExitCode = 0,
     resume: Annotated[Path | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
     force: Annotated[bool, Option("--force", help="Delete the run in training.output_dir and start from scratch.")] = False,
@@ -160,12 +160,12 @@ def sweep(
     recipe: RecipeName = None,
     vary: Annotated[
         list[str] | None,
-        Option(metavar="SETTING=VALUE,VALUE", help="Values to try for a setting; several --vary are combined."),
+        Option(metavar="SETTING=VALUE,VALUE", help="Values to try for a setting; several --vary form a grid."),
     ] = None,
     arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with the settings of each arm.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
     output: Annotated[
-        Path, Option("--output", "-o", metavar="DIR", help="Folder of the runs, DIR/ARM/seed-N. An existing sweep is resumed.")
+        Path, Option("--output", "-o", metavar="DIR", help="Folder for the runs (DIR/ARM/seed-N). An existing sweep is resumed.")
     ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,
@@ -211,7 +211,7 @@ def sweep(
     print_json({"output": output, "score": score, "arms": summary}) if as_json else print_columns(table(summary))
     if errors:
         folder, error = next(iter(errors.items()))
-        raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")
+        raise RunError(f"{len(errors)} of {len(trials)} runs failed ({folder}: {error}); the same command tries them again")
     incomplete = sum(trial.status != "completed" for arm in summary for trial in arm.trials)
     if incomplete:
         warn(f"{incomplete} of {len(trials)} runs are not complete; the same command resumes them")
@@ -238,7 +238,7 @@ def validate(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     world_size: Annotated[int, Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
-    strict: Annotated[bool, Option("--strict", help="Exit with code 1 also if there are only warnings.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with code 1 even if there are only warnings.")] = False,
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:

@@ -51,11 +51,11 @@ def evaluate(
     self_test: Annotated[bool, Option("--self-test", help="Check that no prediction depends on later tokens.")] = False,
     tasks: Annotated[
         str | None,
-        Option(metavar="A,B", help="Score tasks: hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande, blimp."),
+        Option(metavar="A,B", help="Score any of hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande and blimp."),
     ] = None,
     task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the task files. Default: download them.")] = None,
     limit: Annotated[int | None, Option(metavar="N", help="With --tasks, score the first N items of each file.", min=1)] = None,
-    truncate: Annotated[bool, Option("--truncate", help="With --tasks, cut the beginning of items that are too long.")] = False,
+    truncate: Annotated[bool, Option("--truncate", help="With --tasks, drop the beginning of items that are too long.")] = False,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
@@ -64,7 +64,7 @@ def evaluate(
     """Score a trained model: loss and bits per byte of a validation split, or accuracies on tasks."""
     model_path = artifact or path
     if model_path is None or (path is not None and artifact is not None):
-        raise ConfigError("give either a run folder or checkpoint, or --artifact FILE")
+        raise ConfigError("give either PATH (a run folder or checkpoint) or --artifact FILE")
     if artifact is not None and not artifact.is_file():
         raise CheckpointError(f"{artifact} does not exist; give a file that ingot export wrote")
     if tasks is not None and (data or rows or stride or seq_len or self_test):
@@ -72,7 +72,7 @@ def evaluate(
     if tasks is None and (task_data or limit or truncate):
         raise ConfigError("--task-data, --limit and --truncate need --tasks")
     if self_test and rows is not None:
-        raise ConfigError("--self-test checks some tokens of all rows; leave --rows out")
+        raise ConfigError("--self-test chooses the rows that it checks; leave --rows out")
     if tasks is not None:
         _score_tasks(model_path, tasks, task_data, limit, truncate, which, device, as_json)
         return
@@ -164,7 +164,7 @@ def generate(
     ] = 500,
     temperature: Annotated[float, Option(metavar="X", help="Sampling temperature; 0 is the same as --greedy.", min=0)] = 0.8,
     top_k: Annotated[int | None, Option(metavar="K", help="Sample from the K likeliest tokens. Default: all.", min=0)] = None,
-    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens of total probability P.")] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens with total probability P.")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always take the likeliest token.")] = False,
     repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1, tokens already generated become less likely.")] = 1.0,
     samples: Annotated[int, Option(metavar="N", help="Number of completions, with consecutive seeds.", min=1, max=10**6)] = 1,
@@ -201,7 +201,7 @@ def generate(
         raise ConfigError("; ".join(f"--{name.replace('_', '-')} {problem}" for name, _, problem in problems))
     if prompts_file is not None or output is not None:
         if samples != 1:
-            raise ConfigError("--samples is for plain text; repeat the prompt on several lines of --input")
+            raise ConfigError("--samples does not work with --input or --output; repeat the prompt on several lines of --input")
         if prompts_file is not None and prompt is not None:
             raise ConfigError("give either --prompt TEXT or --prompts-file FILE, not both")
         prompts = [{"prompt": prompt or ""}] if prompts_file is None else read_prompts(prompts_file)
@@ -230,7 +230,7 @@ TOKEN_VARIABLE = "INGOT_SERVE_TOKEN"
 def serve(
     path: ModelPath,
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
-    port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000,
+    port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
     token: Annotated[str | None, Option(metavar="TEXT", help=f"Token clients must send. Default: ${TOKEN_VARIABLE}.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: the name of PATH.")] = None,
     which: Which = "latest",

@@ -30,7 +30,7 @@ MOST_NEW = 256  # maximum number of generated tokens if the task sets none
 
 @register_model("ingot")
 class IngotLM(TemplateLM):
-    """The model of a run folder, checkpoint or artifact, as lm-eval's model class."""
+    """An lm-eval model that loads a run folder, checkpoint or artifact."""
 
     def __init__(
         self, path: str, which: str = "latest", device: str | None = "auto", tokenizer: str | None = None, **ignored: Any
@@ -85,7 +85,7 @@ class IngotLM(TemplateLM):
         return found
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Return the greedy completion of each prompt, truncated at the task's stop strings."""
+        """Return a completion of each prompt, greedy unless the task samples, truncated at the task's stop strings."""
         return [self._write(*request.args) for request in requests]
 
     def _write(self, context: str, asked: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
             name = f"{setting.path}.{number}.{key}"
             if key not in setting.items:
                 close = get_close_matches(str(key), setting.items, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"its settings are {', '.join(setting.items)}"
+                hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(setting.items)}"
                 raise ConfigError(f"unknown setting {name}; {hint}")
             try:
                 entries[number][key] = _convert(setting.items[key], item)
@@ -176,7 +176,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
 def _mistake(
     setting: SettingSpec, value: Any, origin: str, name: str = "", details: Sequence[Mapping[str, Any]] = ()
 ) -> ConfigError:
-    """Return the error for an invalid value; if a number is out of range, its message states the limit that pydantic reports."""
+    """Return the error for an invalid value; if a number is out of range, the message states the limit that pydantic reports."""
     article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
     allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else article + setting.allowed
     if len(details) == 1 and details[0]["type"].startswith(("greater_", "less_", "finite_")):

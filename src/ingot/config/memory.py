@@ -50,7 +50,7 @@ def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
 
 
 def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int:
-    """Return k such that the backward pass recomputes every k-th block if the device has `memory` bytes, or 0 for no block."""
+    """Return k if the backward pass should recompute every k-th block on a device with `memory` bytes, or 0 for no block."""
     t = config.training
     if t.gradient_checkpointing != "auto":
         return int(t.gradient_checkpointing)

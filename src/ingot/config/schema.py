@@ -1,7 +1,7 @@
 """Every setting of a run: its name, type, default and meaning, and the checks across settings.
 
 `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema are generated from this file. A field's
-description says what the value does and in which unit. The model settings are defined in model/settings.py.
+description says what the value does and gives its unit. The model settings are defined in model/settings.py.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class DataSection(Section):
     )
     overlap: Count = Field(
         0,
-        description="With data.sampling=pack or document, the number of tokens that a chunk of a document longer than a row "
-        "repeats from the previous chunk, as context that is not predicted again. At most half of data.seq_len.",
+        description="With data.sampling=pack or document, a document longer than a row is split into chunks; each repeats this "
+        "many tokens of the previous chunk as context, without predicting them again. At most half of data.seq_len.",
     )
     epochs: Positive | None = Field(None, description="End the run after this many epochs. null: repeat the data without limit.")
     mix: dict[str, Rate] = Field(
         {},
-        description="Sampling weight of each bucket (a named part of the data): {web: 3, books: 1} draws three of four rows from "
+        description="Sampling weight of each bucket (a named part of the data): {web: 3, books: 1} draws 3/4 of the rows from "
         "web. A bucket without a weight is not read. Empty: read each token once per epoch, whatever its bucket.",
     )
     phases: list[PhaseSection] = Field(
@@ -104,7 +104,7 @@ class EvaluationSection(Section):
     every: Count = Field(0, description="Steps between evaluations. 0: only those of evaluation.points and the final one.")
     points: Count = Field(
         0,
-        description="Evaluations spread evenly over budget.seconds, including the final one. 0: only those of evaluation.every.",
+        description="Number of evaluations spread evenly over budget.seconds, including the final one. 0: only evaluation.every.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
@@ -155,14 +155,14 @@ class EvaluationSection(Section):
     )
     task_items: Positive | None = Field(100, description="Number of items to score from the start of each task file. null: all.")
     task_truncate: bool = Field(
-        False, description="Cut the beginning of task texts longer than the context. false: treat such texts as an error."
+        False, description="Drop the beginning of task texts longer than the context. false: treat such texts as an error."
     )
 
 
 class GroupSection(Section):
     """A group of parameters with its own optimizer and learning rate."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, by which training.stages can refer to it.")
+    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, for use in training.stages.")
     match: Annotated[str, Field(min_length=1)] = Field(
         description="Pattern for parameter names: * matches any text, ? any character, [qk] a q or a k. A parameter belongs to "
         "the first group whose pattern matches."
@@ -177,9 +177,9 @@ class GroupSection(Section):
         description="Decoupled weight decay of all parameters in the group, including gains and biases. null: "
         "optimizer.weight_decay, or optimizer.muon_weight_decay with muon.",
     )
-    beta1: Momentum | None = Field(None, description="AdamW's decay of the first moment. null: optimizer.beta1.")
-    beta2: Momentum | None = Field(None, description="AdamW's decay of the second moment. null: optimizer.beta2.")
-    epsilon: Rate | None = Field(None, description="AdamW adds this to the root of the second moment. null: optimizer.epsilon.")
+    beta1: Momentum | None = Field(None, description="Decay of AdamW's first moment. null: optimizer.beta1.")
+    beta2: Momentum | None = Field(None, description="Decay of AdamW's second moment. null: optimizer.beta2.")
+    epsilon: Rate | None = Field(None, description="Added to the square root of AdamW's second moment. null: optimizer.epsilon.")
 
 
 class OptimizerSection(Section):
@@ -199,9 +199,9 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of parameters that are not matrices, such as gains and biases. null: learning_rate."
     )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors with two or more dimensions.")
-    beta1: Momentum = Field(0.9, description="AdamW's decay of the first moment, a running mean of gradients.")
-    beta2: Momentum = Field(0.95, description="AdamW's decay of the second moment, a running mean of squared gradients.")
-    epsilon: Rate = Field(1e-8, description="AdamW adds this to the root of the second moment.")
+    beta1: Momentum = Field(0.9, description="Decay of AdamW's first moment, a running mean of gradients.")
+    beta2: Momentum = Field(0.95, description="Decay of AdamW's second moment, a running mean of squared gradients.")
+    epsilon: Rate = Field(1e-8, description="Added to the square root of AdamW's second moment.")
     clip_norm: Rate = Field(
         1.0, description="Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
     )
@@ -210,7 +210,7 @@ class OptimizerSection(Section):
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
         description="How Muon's weight decay changes over the budget, besides following the learning rate. constant: not at all. "
-        "falling: linearly to 0. rising: to 0.25 times its value at half of the budget, then to 1.25 times at the end.",
+        "falling: linearly to 0. rising: down to 0.25 times its value at half of the budget, then up to 1.25 times at the end.",
     )
     muon_cautious: bool = Field(False, description="Let Muon decay only those weights that its update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
@@ -230,7 +230,7 @@ class OptimizerSection(Section):
         description="Polynomials of Muon's orthogonalisation. newton-schulz: the same polynomial in every iteration. "
         "polar-express: an optimal polynomial for each iteration.",
     )
-    muon_normalise_rows: bool = Field(False, description="Scale all rows of each of Muon's updates to the same norm.")
+    muon_normalise_rows: bool = Field(False, description="Scale all rows of each Muon update to the same norm.")
     muon_precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="dtype of Muon's orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
     )
@@ -283,11 +283,11 @@ class StageSection(Section):
     seq_len: Positive | None = Field(
         None, description="Tokens per row: data.seq_len or a divisor of it; one stage must use data.seq_len. null: data.seq_len."
     )
-    rate: Rate = Field(1.0, description="Factor on all learning rates in this stage, in addition to the schedule.")
-    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of parameter groups, such as {matrix: 0.5}.")
+    rate: Rate = Field(1.0, description="Factor applied to all learning rates in this stage, on top of the schedule.")
+    rates: dict[str, Rate] = Field({}, description="Factors for the learning rates of parameter groups, such as {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
-        description="Keyword arguments that the model's method `set` gets when the stage begins, such as {window: 128}. "
+        description="Keyword arguments passed to the model's `set` method when the stage begins, such as {window: 128}. "
         "Evaluation, samples and the exported model use the arguments of the last stage.",
     )
 
@@ -299,7 +299,7 @@ class TrainingSection(Section):
     tokens_per_step: Positive = Field(
         16384,
         description="Tokens per optimizer step, summed over all ranks. The number of gradient accumulation steps follows from "
-        "it, the micro-batch and the number of ranks.",
+        "this number, the micro-batch and the number of ranks.",
     )
     stages: list[StageSection] = Field(
         [], description="Stages, one after another, with their own batch size, row length and learning rates. Empty: one stage."
@@ -311,10 +311,10 @@ class TrainingSection(Section):
         "tokens.",
     )
     seed: Seed = Field(1337, description="Random seed of the initial weights and of dropout.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
+    device: str = Field("auto", description="Device to use: cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads per rank; results depend slightly on it, through rounding. auto: OMP_NUM_THREADS if set, else "
+        description="CPU threads per rank; their number changes results slightly (rounding). auto: OMP_NUM_THREADS if set, else "
         "the fastest number, which is measured when the run begins and kept when it is resumed.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
@@ -374,7 +374,7 @@ class TrainingSection(Section):
         False,
         description="With a compiled model on several ranks, overlap gradient communication with the backward pass through "
         "torch's Python reducer, which also works with gradient checkpointing and document masks. false: if either of these is "
-        "used, gradients are sent after the backward pass.",
+        "used, gradients are all-reduced only after the backward pass.",
     )
     eager: bool = Field(
         True,
@@ -452,7 +452,7 @@ class ArtifactSection(Section):
         "auto",
         description="Clipping range of quantised matrices, in standard deviations of the row (quantisers std and gptq only): a "
         "smaller k means finer steps and a larger file. auto: the finest steps for which the file fits in "
-        "budget.artifact_bytes, with more than artifact.bits if too many weights would be clipped; 8 without a size limit.",
+        "budget.artifact_bytes, with more bits than artifact.bits if too many weights would be clipped; 8 without a size limit.",
     )
     embedding_bits: int = Field(8, ge=2, le=8, description="Like artifact.bits, for embeddings, lookup tables and the head.")
     embedding_k: StdMultiple | Literal["auto"] = Field(
@@ -461,7 +461,7 @@ class ArtifactSection(Section):
         "is auto, the value that scores best on training text; otherwise 5.",
     )
     codec: Literal["none", "zlib", "lzma", "rans"] = Field(
-        "lzma", description="Compression of the whole file. rans (an entropy coder) is smallest for weights of few bits."
+        "lzma", description="Compression of the whole file. rans, an entropy coder, compresses low-bit weights best."
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights if artifact.quantiser is none.")
     tokenizer: bool = Field(
@@ -530,7 +530,7 @@ class Config(Section):
 
     @property
     def stride(self) -> int:
-        """Return the number of tokens between the starts of two validation rows."""
+        """Return the number of tokens between the starts of consecutive validation rows."""
         return self.evaluation.stride or self.data.seq_len
 
     @property
@@ -578,7 +578,7 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
-        raise ValueError("data.epochs is set, but data.sampling=random draws with replacement, without epochs; use shuffle")
+        raise ValueError("data.epochs is set, but data.sampling=random draws with replacement and has no epochs; use shuffle")
     if data.mix and data.phases:
         raise ValueError("data.mix and data.phases are both set, but each phase has its own mix; leave data.mix out")
     mixes = {"data.mix": data.mix} if data.mix else {f"data.phases.{i}.mix": phase.mix for i, phase in enumerate(data.phases)}
@@ -613,7 +613,7 @@ def _check_optimizer(o: OptimizerSection, max_steps: int | None) -> None:
         raise ValueError(f"{name} counts steps, but training.max_steps is null; {advice}")
     if o.warmup_steps >= (o.decay_steps if o.schedule == "cosine" and o.decay_steps else max_steps or 1):
         advice = "lower it or raise training.max_steps"
-        raise ValueError(f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; {advice}")
+        raise ValueError(f"optimizer.warmup_steps={o.warmup_steps} leaves no steps for the decay; {advice}")
 
 
 def _check_stages(config: Config) -> None:
@@ -628,7 +628,7 @@ def _check_stages(config: Config) -> None:
             raise ValueError(f"{name} has {has}; set exactly one of them, as the length of the stage")
         if stage.seq_len is not None and seq_len % stage.seq_len:
             problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
-            advice = "shorter rows must divide the longest ones into equal parts"
+            advice = "choose a divisor of data.seq_len"
             raise ValueError(f"{name}.seq_len={stage.seq_len} {problem} data.seq_len={seq_len}; {advice}")
         if stage.model.keys() != stages[0].model.keys():
             key = min(stage.model.keys() ^ stages[0].model.keys())
@@ -643,7 +643,7 @@ def _check_stages(config: Config) -> None:
         raise ValueError(f"training.stages: {rows}, but data.seq_len={seq_len}; set it to {longest}")
     shares, steps = [stage.share for stage in stages if stage.share], [stage.steps for stage in stages if stage.steps]
     if shares and steps:
-        raise ValueError("training.stages: some stages have a share and some have steps; use the same one in all of them")
+        raise ValueError("training.stages: some stages have a share and some have steps; use only shares or only steps")
     if shares and abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"training.stages: the shares add up to {sum(shares):g}, not to 1")
     if steps and max_steps is not None and sum(steps) > max_steps:

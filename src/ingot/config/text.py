@@ -1,7 +1,7 @@
 """Conversion of values from text (YAML, command line, environment) to Python and back.
 
 The type of a setting determines how an unquoted scalar is parsed: `123` is a number for training.max_steps and a name for
-data.path. YAML scalars are therefore read as `Plain` text first and converted later, like command-line arguments and variables.
+data.path. YAML scalars are therefore read as `Plain` text first and converted later, like command-line and environment values.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def plain_data(value: Any) -> Any:
         return [plain_data(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} is neither a number, text, list nor mapping")
+    raise TypeError(f"{type(value).__name__} is not a number, string, list or mapping")
 
 
 def format_value(value: Any) -> str:

@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 
 def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> list[Panel]:
-    """Return panels for loss, bits per byte, accuracies and, with `speed`, tokens per second, each with one line per run."""
+    """Return panels for loss, bits per byte, task accuracy and, with `speed`, tokens per second, each with lines for all runs."""
     tasks = [(run, task, points) for run, curve in curves.items() for task, points in curve.tasks.items()]
     panels = {
         "training loss, nats per token": [(name, curve.loss) for name, curve in curves.items()],

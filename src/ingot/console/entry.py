@@ -37,7 +37,7 @@ MAX_FRAMES = 3  # an error shows at most this many innermost stack frames of the
 
 
 def _user_error(error: BaseException) -> IngotError | None:
-    """Convert an exception of Python or of a custom model to an error that the user can fix; return None for a bug in Ingot."""
+    """Convert a Python error or an error in a custom model to one that the user can fix; return None for a bug in Ingot."""
     message = str(error)
     if isinstance(error, OSError):
         reason = error.strerror or message

@@ -1,7 +1,7 @@
 """Start one process per rank on this machine, forward signals to all ranks, and end all of them if one fails.
 
 Every rank runs in its own session, so Ctrl-C reaches only this launcher, which forwards it to each rank exactly once: a rank
-saves and stops at the first SIGINT and exits at once at the second, so it must not receive one key press twice.
+saves and stops at the first SIGINT and exits immediately at the second, so it must not receive one key press twice.
 On several machines torchrun starts the ranks: it waits for the other machines and ends all ranks when one fails.
 """
 
@@ -48,11 +48,11 @@ def launch(
     On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
     if nproc < 1 or not 0 <= node_rank < nnodes:
-        raise ConfigError(f"--nproc-per-node {nproc} must be at least 1, and --node-rank {node_rank} from 0 to {nnodes - 1}")
+        raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
     if nnodes > 1 and master_port is None:
         raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
     if master_port is not None and not 1 <= master_port <= 65535:
-        raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")
+        raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
     # -P: as with the `ingot` script, a stray random.py in the working directory is not imported.
     hold_back = command is None and nnodes == 1
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
@@ -153,4 +153,4 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise RunError("there is no free port between 20000 and 32767 for the ranks; give one with --master-port")
+    raise RunError("found no free port between 20000 and 32767 for the ranks; give one with --master-port")

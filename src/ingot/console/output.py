@@ -88,7 +88,7 @@ def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[st
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if not name.startswith("--"):
-            raise ConfigError(f"unexpected {word!r} on the command line; a setting is written --section.key value")
+            raise ConfigError(f"unexpected {word!r} on the command line; write a setting as --section.key value")
         close = [] if "." in name else get_close_matches(name, options, n=1, cutoff=0.75)
         if close:
             raise ConfigError(f"unknown option {name}; did you mean {close[0]}?")

@@ -119,7 +119,7 @@ class StatusLine:
             setattr(sys, name, stream)
 
     def draw(self, often: bool = False) -> None:
-        """Draw the status line; if it is drawn `often`, do nothing until REDRAW_SECONDS after the last drawing."""
+        """Draw the status line; with `often`, do nothing if less than REDRAW_SECONDS have passed since the last redraw."""
         with self._lock:
             if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
                 return
@@ -175,7 +175,7 @@ class _Above:
 
 @contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """Yield a reporter that suits stderr, a terminal or not; on ranks other than the first it reports nothing."""
+    """Yield a live reporter if stderr is a terminal, else one that prints lines; ranks other than the first report nothing."""
     if not ranks_from_environment().first:
         yield Reporter()
     elif not is_terminal(sys.stderr):
@@ -249,7 +249,7 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal or in a notebook; yield a function that takes the amount done and the total."""
+    """Show a progress bar if stderr is a terminal; yield a function that takes the amount done and the total."""
     with work_line(what, "bytes" if in_bytes else unit) as (_, show):
         yield partial(show, what) if show else lambda done, total: None
 

@@ -2,10 +2,10 @@
 
 Every request goes through the official client, which retries, resumes and caches; its exceptions become one-line errors here.
 An unreachable hub is detected within seconds; the client alone would retry for half a minute. The client verifies the size of
-a download but not its hash, so `Hub.fetch` verifies the hash, once.
+a download but not its hash, so `Hub.fetch` verifies the hash.
 
 The files of a dataset are those listed in its card or, without a list, selected by path. For a dataset without parquet files the
-hub's own converted copy is used; a partial copy is an error, because the rest would be missing silently. The selection is
+hub's own converted copy is used; a partial copy is an error, because the rest would be silently missing. The selection is
 recorded in the hub's cache, so that the same name selects the same files offline.
 """
 
@@ -176,7 +176,7 @@ class Hub:
             raise self._explained(error, what) from error
 
     def _explained(self, error: BaseException, what: str) -> IngotError:
-        """Convert an exception of the client to an Ingot error."""
+        """Convert an exception raised by the client to an Ingot error."""
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, errors.HFValidationError):
@@ -274,7 +274,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
             raise DataError(f"{name}: no folder {config!r} with parquet files; the folders with such files are {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
-        raise DataError(f"{name}: no parquet files for the split {split!r}; name one of these files' splits: {_some(files)}")
+        raise DataError(f"{name}: no parquet files for the split {split!r}; name one of the splits in {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
         raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download and use the original files")
     return sorted(chosen)

@@ -1,9 +1,9 @@
 """Bits per byte: how many bits the model needs for one byte of the original text.
 
-Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as the golf baseline does. `text` is the
-UTF-8 size of the original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white
-space decode to fewer bytes than the original, so the tokenizer would look worse with `pieces`. For a part of a split, `text` is
-estimated as `pieces` times their ratio over the whole split, which is exact for the whole split and for lossless tokenizers.
+Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as the golf baseline does. `text` is the UTF-8
+size of the original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white space
+decode to fewer bytes than the original, so `pieces` would make it look worse. For a part of a split, `text` is estimated as
+`pieces` times the ratio of the two in the whole split, which is exact for the whole split and for lossless tokenizers.
 
 Every target of the split is scored exactly once. Rows start `stride` tokens apart. If the stride equals the row length, rows do
 not overlap and a target has half a row of context on average; with a smaller stride, each row scores only its last `stride`
@@ -79,7 +79,7 @@ class Score:
 
 
 def bucket_record(score: Score) -> dict[str, float]:
-    """Return a bucket's entry in metrics.jsonl; without a loss if no row of the bucket was scored."""
+    """Return a bucket's entry for metrics.jsonl, without a loss if no row of the bucket was scored."""
     counts: dict[str, float] = {"tokens": score.tokens, "bytes": score.bytes}
     return {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **counts} if score.tokens and score.bytes else counts
 
@@ -100,7 +100,7 @@ class Evaluator:
 
     @property
     def parts(self) -> Mapping[str, Evaluator]:
-        """Return the evaluators whose rows are scored: those of the buckets, or this one, under the name ""."""
+        """Return the evaluators whose rows are scored, by bucket name; without buckets, this evaluator under the name ""."""
         return self.buckets or {"": self}
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
@@ -171,7 +171,7 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. At least `at_least` calls are made, so that all ranks make equally many.
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times: equally often on all ranks.
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a task. The likeliest pair is the model's answer; if there is only one, greedy decoding must produce it."""
+    """An item of a task. The model's answer is the likeliest pair; a single pair is right if greedy decoding yields it."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -212,7 +212,7 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
-    """Compute a task's metrics from the (log-probability, is_greedy) of every context and continuation of its items."""
+    """Compute a task's metrics from its items and, for each of their pairs, (log-probability, is_greedy)."""
     values: dict[str, list[float]] = {name: [] for name in task.metrics}
     for item, pairs in zip(items, answers, strict=True):
         lls = np.array([log for log, _ in pairs])

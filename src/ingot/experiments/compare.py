@@ -159,8 +159,8 @@ def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
         if names := unlike([runs[0].settings, run.settings]):
             values = [format_value(side.settings.get(names[0])) for side in (runs[0], run)]
             raise ConfigError(
-                f"{runs[0].path} and {run.path} are on one side but differ in a setting: {names[0]} is {' and '.join(values)}; "
-                "put them on different sides"
+                f"{runs[0].path} and {run.path} are on the same side but differ in a setting: {names[0]} is "
+                f"{' and '.join(values)}; put them on different sides"
             )
     scores = [run.score for run in runs]
     return Side(runs, scores, statistics.fmean(scores), statistics.stdev(scores))

@@ -142,7 +142,7 @@ class Engine:
         self._batches.append(self._write(part))
 
     def _score(self, texts: list[Completion]) -> Generator[None]:
-        """Answer requests for zero new tokens; echoed prompts are scored in batches, one pass per turn."""
+        """Answer requests for zero new tokens; if echoed prompts need scores, score one batch of them per turn."""
         left, scored = list(texts), [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
 
         def answer(text: Completion, scores: RowScores | None) -> None:
@@ -215,7 +215,7 @@ def _fail(texts: Iterable[Completion], error: BaseException) -> None:
 
 
 class Writing:
-    """The state of a completion during generation: its tokens, and the decoded text that is not sent yet."""
+    """The state of a completion during generation: its tokens, and the decoded text that has not been sent yet."""
 
     def __init__(self, model: LoadedModel, text: Completion) -> None:
         self.text = text

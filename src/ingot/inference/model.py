@@ -143,7 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint at a path, or None if there is none or ingot's own is at least as recent."""
+    """Return the gpt-simple checkpoint at a path, or None if there is none or ingot's own checkpoint is at least as recent."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -152,7 +152,7 @@ def _locate_gpt_simple(path: Path, which: str) -> Path | None:
 
 
 def as_checkpoint(weights: Weights) -> Checkpoint:
-    """Return the model as a checkpoint, with its optimizer state; a model not trained by ingot has only weights."""
+    """Return the model as a checkpoint, with its optimizer state; artifacts and models of other programs have only weights."""
     if (weights.path / INDEX).is_file():
         return load_checkpoint(weights.path)
     progress = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
@@ -206,7 +206,7 @@ class LoadedModel:
         repetition_penalty: float = Sampling.repetition_penalty,
         stop_at_end: bool = False,
     ) -> Iterator[str]:
-        """Yield the completion of a prompt as it is generated; an invalid prompt or setting raises at once."""
+        """Yield the completion of a prompt as it is generated; an invalid prompt or setting raises an error at once."""
         if not is_whole(tokens) or not 0 <= tokens <= MOST_TOKENS:
             raise ConfigError(f"tokens must be a whole number from 0 to {MOST_TOKENS:,}, not {tokens!r}")
         options = GenerationOptions(
@@ -231,7 +231,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt; prompt i is sampled with seeds[i] (default: seed + i) in any batch."""
+        """Return the completion of each prompt; prompt i is sampled with seeds[i] (default: seed + i), whatever the batch."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds
@@ -362,7 +362,7 @@ class LoadedModel:
             if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learned positional embeddings
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
-                where = f"the range 1 to {most:,}, the limit of {self.weights.path}"
+                where = f"the range 1 to {most:,}, the lengths that {self.weights.path} supports"
                 raise ConfigError(f"a row length of {seq_len:,} tokens is outside {where}")
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
@@ -411,6 +411,6 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
             raise CheckpointError(f"{path} was exported without its tokenizer, which cannot be found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "contains its tokenizer" if own is not None else "was exported without its tokenizer"
-        other = f"{name or data or section.tokenizer or section.path} is or has a different one"
+        other = f"{name or data or section.tokenizer or section.path} does not match it"
         raise CheckpointError(f"{path} {was}, but {other}; give the tokenizer that the model was trained with")
     return chosen_tokenizer

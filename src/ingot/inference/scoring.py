@@ -27,7 +27,7 @@ def score_rows(
     firsts: Sequence[int],
     top: int = 1,
 ) -> list[RowScores]:
-    """Return the log-probabilities of the tokens of each row from its position in `firsts` (at least 1) on; one rank only."""
+    """Return, for each row i, the log-probabilities of its tokens from position firsts[i] >= 1 on; only for a single rank."""
     by_row: dict[int, RowScores] = {}
     for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -91,7 +91,7 @@ class TaskRows:
 def read_items(names: Sequence[str], folder: Path | None, limit: int | None = None) -> Items:
     """Read the items of tasks from a folder or from the hub, at most the first `limit` of each file."""
     if folder is not None and not folder.is_dir():
-        raise DataError(f"{folder} does not exist; give the folder with the task files")
+        raise DataError(f"{folder} is not a folder; give the folder with the task files")
     return {(name, part): items for name in names for part, items in read_task(name, folder, limit).items()}
 
 
@@ -161,5 +161,5 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text as in lm-eval with the exported tokenizer: with a start token, unless it is that of GPT-2."""
+    """Return the ids that lm-eval gets for a text from the exported tokenizer: with a start token if that tokenizer adds one."""
     return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()

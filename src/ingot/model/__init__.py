@@ -1,1 +1,1 @@
-"""Models: tokens in, logits out. A model does not know about the precision, compilation and ranks of a run."""
+"""Models: tokens in, logits out. A model knows nothing about the precision, compilation or ranks of a run."""

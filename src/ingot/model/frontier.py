@@ -162,7 +162,7 @@ class FrontierMLP(nn.Module):
 
 
 class FrontierBlock(nn.Module):
-    """A block over N tokens without rows. Only attention depends on rows, so the rest is not recompiled for each row length."""
+    """A block over N flattened tokens. Only attention depends on the rows, so the rest is not recompiled for each row length."""
 
     compiled_parts = ("enter", "attend", "leave")  # if only blocks are compiled, each of these methods is compiled on its own
 
@@ -221,7 +221,7 @@ class Frontier(LanguageModel):
                     parameter.uniform_(-bound, bound)
 
     def set(self, window: int) -> None:
-        """Set the only value that a training stage may change, the window."""
+        """Set the window, the only value that a training stage may change."""
         if window < 1 or window != int(window):
             raise ValueError(f"window={window} must be a whole number of tokens, at least 1")
         self.window, self.ready_mask = int(window), None

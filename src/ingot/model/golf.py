@@ -3,7 +3,7 @@
 It differs from GPT-2 as follows: every block first mixes the embedding into its input, skip connections lead from the first half
 of the blocks to the second, queries and keys are normalised, and the last matrix of every branch starts at zero, so that a new
 model predicts from the embedding alone. Parameters have the same names as in the challenge's files. Control parameters (scales,
-gains and mixes, named in `control`) stay float32, and Muon does not treat them as matrices even if they have two dimensions.
+gains and mixes, named in `control`) stay in float32, and Muon does not treat them as matrices even if they have two dimensions.
 """
 
 from __future__ import annotations

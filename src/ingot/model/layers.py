@@ -24,8 +24,8 @@ from ingot.model.loss import head_loss
 class LayerCache:
     """The key-value cache of one attention layer: two buffers that are filled from the left and double in size when full.
 
-    If `position` is set, a tensor (1) or (B) on the device, `extend` writes one token at this position and returns the whole
-    buffers, whose unfilled part `attention_mask` masks. Such a step does not need the host, so a CUDA graph can record it.
+    If `position` is set (a tensor (1) or (B) on the device), `extend` writes one token at this position and returns the whole
+    buffers; `attention_mask` hides the unfilled part. Such a step needs no values on the host, so a CUDA graph can capture it.
     """
 
     position: Tensor | None = None
@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         return head_logits(hidden, self.head, self.softcap)
 
     def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of the targets, given hidden states."""
+        """Return the mean loss over the targets, computed from the hidden states."""
         return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
@@ -137,7 +137,7 @@ RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1,
 def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
     """Return the positions (T) of `tokens`, which follow those in `cache`; raise ValueError if they exceed the context.
 
-    If the cache has a `position` on the device, return that: (1, 1), or (B, 1) for rows of different lengths.
+    If the cache has a `position` on the device, return it with shape (1, 1), or (B, 1) for rows of different lengths.
     """
     if cache and cache[0].position is not None:
         return cache[0].position[:, None]
@@ -224,7 +224,7 @@ Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 def attention_mask(
     documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
-    """Return the attention mask for documents or for the filled part of a cache; None if attention is causal without a mask.
+    """Return the attention mask for documents or for the filled part of a cache; None for plain causal attention.
 
     `documents` holds each token's document number (B, T). The mask is a BlockMask if FlexAttention supports the device, head size
     and dropout, else a boolean tensor over pairs of tokens. One-dimensional `documents` are offsets, for the form `flash4`.
@@ -280,7 +280,7 @@ def causal_attention(
     if uses_flash(form, mask, dropout) and T == S:
         return flash_attention(q, k, v, window, document_starts(mask), form != "flash4")
     if isinstance(mask, Boundaries):
-        raise ValueError("document boundaries need the form flash4, without a cache or dropout")
+        raise ValueError("a Boundaries mask needs the form flash4 or cudnn-flash4, without a cache or dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows and cannot be used with a filled cache")
     if isinstance(mask, BlockMask):
@@ -301,7 +301,7 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function, unless a compiled model is tracing it, because eager FlexAttention would store all scores."""
+    """Compile a function (eager FlexAttention would store all scores), unless torch.compile is already tracing."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

@@ -1,8 +1,8 @@
 """The llama family: the architecture of most open models, as gpt-simple trains it.
 
-It has rotary positions, RMSNorm, a gated MLP and, optionally, fewer key/value heads than query heads; settings replace the norm,
-the MLP or its activation by older variants. Parameters have the same names as in gpt-simple (`h.0.attn.q_proj.weight`), so that
-gpt-simple's checkpoints can be read without a translation table.
+It has rotary positions, RMSNorm, a gated MLP and, optionally, fewer key/value heads than query heads; settings can replace
+the norm, the MLP or its activation with older variants. Parameters have the same names as in gpt-simple
+(`h.0.attn.q_proj.weight`), so its checkpoints can be loaded without renaming any.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Llama(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The transformer blocks; a backend may checkpoint, compile or shard each of them."""
+        """Return the transformer blocks, for Muon, gradient checkpointing and per-block compilation."""
         return self.h
 
     @property

@@ -1,12 +1,12 @@
-"""The mean loss of hidden states, with five implementations.
+"""The mean loss computed from hidden states, in five implementations.
 
 | name    | used for                          | saves                                                               |
 |---------|-----------------------------------|---------------------------------------------------------------------|
 | plain   | all other cases                   | nothing: torch's cross-entropy                                      |
 | host    | eager float32 training on a CPU   | memory traffic: gradients use logits that are still in the cache    |
-| chunked | `training.loss_chunk`             | memory: only logits of a few tokens are stored (chunked_loss.py)    |
+| chunked | `training.loss_chunk`             | memory: logits of only `chunk` tokens at a time (chunked_loss.py)   |
 | fused   | the kernel `loss` on a GPU        | time: one Triton kernel instead of several (kernels/fused_loss.py)  |
-| fp8     | training with `training.fp8_head` | time: the head's matmuls are in 8 bits (kernels/fused_loss.py)      |
+| fp8     | training with `training.fp8_head` | time: the head's matmuls run in fp8 (kernels/fused_loss.py)         |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def head_loss(
 ) -> Tensor:
     """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 if all are ignored.
 
-    `chunk`: number of tokens whose logits are in memory at once. `fused` and `fp8` are fast only on GPUs; `fp8` needs gradients.
+    `chunk`: number of tokens whose logits are in memory at once. `fused` and `fp8` are fast only on GPUs; `fp8` is for training.
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fp8 and torch.is_grad_enabled():
@@ -57,7 +57,7 @@ def head_loss(
 def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor | None:
     """Return the summed loss of (N) targets; the loss and its gradients are computed together, in chunks of tokens.
 
-    Supports only eager models that need gradients of float32 tensors on a CPU; otherwise returns None.
+    Return None unless the model runs eagerly on a CPU in float32 and needs gradients.
     """
     if torch.compiler.is_compiling() or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return None

@@ -1,11 +1,11 @@
 """Build a model from the name of a family or from a Python file (a custom model).
 
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the
-mean loss over the targets that are not -1. A third argument `documents` of forward (for document masking) is optional, and so are
-these attributes: `blocks` (for Muon and gradient checkpointing), `control` (parts of the names of parameters that Muon does not
-treat as matrices), `context`, `loss_chunk`, `set` (called with the values that a stage sets), `windowed` (True if attention
-uses a mask), `make_ready` (called with the tokens before a compiled pass, to compute what should not be part of its
-graph), and `new_cache` with `hidden` and `logits` (for cached generation).
+mean loss over the targets that are not -1. `forward` may take a third argument `documents`, for document masking. These
+attributes are optional: `blocks` (for Muon and gradient checkpointing), `control` (substrings of the names of parameters that
+Muon does not treat as matrices), `context`, `loss_chunk`, `set` (called with the values that a stage sets), `windowed` (True if
+attention uses a mask), `make_ready` (called with the tokens before a compiled forward pass, to compute what should not be part
+of its graph), and `new_cache` with `hidden` and `logits` (for cached generation).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build a model from the `model` section. If a custom model fails, raise a ValueError with the problem, file and line."""
+    """Build a model from the `model` section. Raise a ValueError with file and line if a custom model cannot be built."""
     if settings["family"] != "file":
         return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}

@@ -25,7 +25,7 @@ RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """Return schema metadata: these `values` can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF."""
+    """Return schema metadata: the values that can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 
@@ -39,7 +39,7 @@ def nearest_divisor(width: int, heads: int) -> int:
 
 
 class Section(BaseModel):
-    """A section of settings. Unknown names are errors; a number may be given as a string, because YAML reads `3e-4` as one."""
+    """A section of settings. Unknown names are errors; numbers may be given as strings, because YAML reads `3e-4` as a string."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, protected_namespaces=())
 
@@ -141,7 +141,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
     activation: Literal["silu", "gelu", "relu"] = Field(
         "silu",
-        description="Activation function of the MLP; gelu is its tanh approximation.",
+        description="Activation function of the MLP; gelu is the tanh approximation.",
         json_schema_extra=portable("silu", "gelu", "relu", gguf=("silu",)),
     )
     inner_width: Annotated[Size | None, PORTABLE] = Field(
@@ -188,7 +188,7 @@ CONTROL = (
 
 
 class GolfSettings(RotarySettings):
-    """The golf baseline: skip connections between the two halves, the embedding mixed into every block, squared ReLU."""
+    """The golf baseline: skip connections from the first to the second half, embedding mixed into every block, squared ReLU."""
 
     family: Literal["golf"] = Field("golf", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(9, description="Number of transformer blocks; skip connections lead from the first half to the second.")
@@ -198,14 +198,14 @@ class GolfSettings(RotarySettings):
     mlp_multiple: Depth = Field(2, description="Hidden width of the MLP, as a multiple of the model width.")
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix, initially zero.")
     softcap: Softcap = Field(30.0, description="Soft limit on the magnitude of logits: softcap * tanh(logits / softcap).")
-    qk_gain: Rate = Field(1.5, description="Initial gain of each head's queries, which multiplies them after normalisation.")
+    qk_gain: Rate = Field(1.5, description="Initial gain of each head, applied to its queries after normalisation.")
     embedding_std: Rate = Field(0.005, description="Standard deviation of the initial embedding if `tied` is true.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="dtype of the residual stream and of the embedding, which is stored and updated in this dtype."
     )
     control: str = Field(
         ",".join(CONTROL),
-        description="Comma-separated texts. Parameters whose names contain one of them are control parameters (scales, gains, "
+        description="Comma-separated strings. Parameters whose names contain one of them are control parameters (scales, gains, "
         "mixes), which Muon does not treat as matrices.",
     )
 
@@ -244,16 +244,16 @@ class FrontierSettings(RotarySettings):
         "one layer can look up what followed an earlier occurrence of a token. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
-        "SSSSL", description="Letter per layer, repeated: S sees the last `window` tokens, L the whole row. The last layer is L."
+        "SSSSL", description="One letter per layer, repeated: S sees the last `window` tokens, L the whole row. Last layer: L."
     )
-    window: Size = Field(256, description="Tokens that S layers of pattern see, including the current one. Stages can change it.")
+    window: Size = Field(256, description="Window of the S layers in tokens, including the current one. Stages can change it.")
     values: Literal["none", "projections", "tables"] = Field(
         "projections",
-        description="What a gate per head adds to the attention values of the layers in value_layers. projections: a projection "
-        "of the embedding. tables: a separate embedding per layer, which has many weights but needs no FLOPs.",
+        description="What to add to the attention values of the layers in value_layers, scaled by a gate per head. projections: "
+        "a projection of the embedding. tables: a separate embedding per layer, which has many weights but needs no FLOPs.",
     )
     value_layers: list[Count] | None = Field(
-        None, description="Layers to which `values` applies, counted from 0. null: the last layer and every second one before."
+        None, description="Layers to which `values` applies, counted from 0. null: every second layer, starting from the last."
     )
     head_gate: bool = Field(True, description="Multiply the output of each head by a gate computed from the layer's input.")
 
@@ -273,7 +273,7 @@ class FrontierSettings(RotarySettings):
 
     @property
     def rotated(self) -> int:
-        """Return the number of dimensions of a head that are rotated, an even number."""
+        """Return the number of rotated dimensions per head, which is even."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
@@ -282,7 +282,7 @@ class FrontierSettings(RotarySettings):
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:
-        """Return True if layer number `layer` adds something to its attention values."""
+        """Return True if the setting `values` applies to a layer."""
         named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
         return self.values != "none" and named
 

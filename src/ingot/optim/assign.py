@@ -1,7 +1,7 @@
 """Assignment of parameters to groups, each with an optimizer and peak learning rate; used by both torch and MLX.
 
 Parameters whose names match an entry of `optimizer.groups` belong to that group. All others are grouped by kind, which groups.py
-determines. With Muon, the group `rest` has parameters of kind `matrix` outside the blocks or with three or more dimensions.
+determines. With Muon, the group `rest` contains parameters of kind `matrix` outside the blocks or with over two dimensions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
-    """Return the name of each parameter's group; `block_matrices` are the parameters that Muon updates by default."""
+    """Return the group name of each parameter; `block_matrices` are the parameters that Muon updates by default."""
 
     def group(name: str, kind: Kind) -> str:
         for own in o.groups:

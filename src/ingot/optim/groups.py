@@ -31,7 +31,7 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Build the optimizers of a model; every trainable parameter is in exactly one of the groups that assign.py defines.
 
-    A custom model may build its optimizers itself: its method `make_optimizers(groups)` gets the groups with peak learning rates.
+    A custom model may build its own optimizers with a method `make_optimizers(groups)`; the groups include peak learning rates.
     """
     groups: list[dict[str, Any]] = []
     for group, parameters in members(model, settings):
@@ -42,7 +42,7 @@ def make_optimizers(
         made = model.make_optimizers(groups)  # type: ignore[operator]
         optimizers: list[torch.optim.Optimizer] = list(made) if isinstance(made, list | tuple) else [made]
         if not optimizers or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
-            raise ConfigError("make_optimizers(groups) must return a torch.optim.Optimizer or a list of these")
+            raise ConfigError("make_optimizers(groups) must return a torch.optim.Optimizer or a list of optimizers")
         given = sorted((group["name"], id(p)) for group in groups for p in group["params"])
         param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
@@ -110,7 +110,7 @@ def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def untied_heads(model: nn.Module) -> list[nn.Linear]:
-    """Return linear layers with one output per vocabulary entry, except in blocks, where that width would be a coincidence."""
+    """Return linear layers outside the blocks with one output per vocabulary entry; in a block, that width is a coincidence."""
     # The first embedding is the token embedding; a position embedding may have more rows.
     vocabulary = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     blocks = getattr(model, "blocks", None)

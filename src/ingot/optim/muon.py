@@ -33,8 +33,8 @@ CUSHION = 0.024
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
     """Return a polynomial per iteration: the closest to 1 on the range of the previous polynomial (Amsel et al., 2025).
 
-    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so for each iteration
-    fewer than five the lower bound of 0.001 is raised fourfold; four iterations then map to 0.85 .. 1.15. Dropping the last of
+    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so for fewer than
+    five the lower bound of 0.001 is raised fourfold per missing iteration; four then map to 0.85 .. 1.15. Dropping the last of
     five polynomials instead would give 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
@@ -96,8 +96,8 @@ def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
     """Like `iterate`, but apply the polynomials to the small Gram matrix, and multiply by x once per `at_once` polynomials.
 
-    In the Gram matrix, float32 gives the squares of small singular values an error of 6e-8. Each iteration multiplies it by its
-    squared slope. After four it is 1e-2, just accurate enough for a fifth; after a few more the result would diverge.
+    In the Gram matrix, float32 gives the squares of small singular values an error of 6e-8. Each iteration multiplies the error
+    by the polynomial's squared slope. After four it is 1e-2, small enough for a fifth iteration; a few more would diverge.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -117,7 +117,7 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Apply NorMuon: divide rows of (P, m, n) updates by their running root mean squares, without changing the matrix norms.
 
-    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares. Return both, updated.
+    In wide matrices, columns are divided instead of rows. `squares`: running mean squares. Return the new updates and squares.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -141,7 +141,7 @@ def equal_rows(updates: Tensor) -> Tensor:
 
 
 class Options(NamedTuple):
-    """Options of a step that rarely change; a compiled step has one graph per combination of options."""
+    """Options of a Muon step, which rarely change; a compiled step has one graph per combination of options."""
 
     nesterov: bool
     dtype: torch.dtype  # dtype of the orthogonalisation
@@ -245,7 +245,7 @@ class Muon(torch.optim.Optimizer):
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
         """Return the state called `name` of `params` as a stack (P, ...), which is initially zero.
 
-        The stack of the previous step is reused, unless a state has been loaded since or other parameters had gradients then.
+        The stack of the previous step is reused unless that step updated other parameters or a state has been loaded since.
         """
         stack, parts = self._stacks.get((name, id(params[0])), (None, []))
         kept = [self.state[p].get(name) for p in params]

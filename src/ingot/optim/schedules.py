@@ -18,7 +18,7 @@ def fraction_spent(config: Config, step: int, seconds: float) -> float:
 
 
 def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor that multiplies all peak learning rates in the step that follows `step` steps and `seconds`."""
+    """Return the factor on all peak learning rates for the next step, after `step` steps and `seconds` of training."""
     o = config.optimizer
     warmup = min(1.0, (step + 1) / (o.warmup_steps + 1))
     match o.schedule:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor that multiplies Muon's weight decay: always 1, or from 1 to 0, or from 1 to 0.25 and up to 1.25."""
+    """Return the factor on Muon's weight decay: 1, or falling from 1 to 0, or falling to 0.25 and then rising to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)
@@ -71,7 +71,7 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
 def average_decay(config: Config, step: int) -> float | None:
     """Return the decay of the moving average of the weights for a step; None if no average is kept.
 
-    The decay is smaller in the first steps; otherwise the average would retain the useless initial weights for long.
+    The decay is smaller in the first steps; otherwise the useless initial weights would dominate the average for a long time.
     """
     decay = config.optimizer.ema_decay
     return None if decay is None else min(decay, (1 + step) / (10 + step))

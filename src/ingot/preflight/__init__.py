@@ -1,1 +1,1 @@
-"""Check a run before it starts: its model size, data, duration and memory, with a list of all problems found."""
+"""Check a run before it starts (model size, data, duration, memory), and list all problems found."""

@@ -1,6 +1,6 @@
-"""Findings of the checks before a run, and checks that its data can be opened and has the named buckets and enough tokens.
+"""Preflight findings, and the data checks: can the data be opened, and does it have the named buckets and enough tokens?
 
-Each finding has a code that never changes its meaning; docs/validate.md explains them. An error or a budget finding keeps a run
+Each finding has a code with a fixed meaning (see docs/validate.md). An error or a budget finding keeps a run
 from starting. A folder of buckets is checked file by file, so that all missing files are reported at once. Other data is opened
 as in training. JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
 """
@@ -224,7 +224,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
 
 
 def check_files(facts: RunData, world_size: int, workers: int | None, findings: Findings) -> None:
-    """Report gpt-simple's findings about the number of files; in Ingot, ranks share rows and not files."""
+    """Report the findings of gpt-simple about the number of files; in Ingot, ranks share rows, not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
         return
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return the tokens of each phase, its mix normalised to a sum of 1, and the tokens read from each bucket by its end."""
+    """Return, for each phase, its tokens, its mix (summing to 1) and the tokens read from each bucket until it ends."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)
@@ -308,7 +308,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
 
 
 def count(tokens: float) -> str:
-    """Format a number of tokens, such as 1.50M."""
+    """Format a number of tokens with a unit, as in 1.50M."""
     for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= limit:
             return f"{tokens / limit:.2f}{letter}"

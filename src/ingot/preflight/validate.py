@@ -183,7 +183,7 @@ def _check_device_and_model(config: Config, world_size: int, findings: Findings)
 
 
 def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
-    """Estimate the least memory that a rank needs, and check that a machine without a GPU has that much memory."""
+    """Estimate the minimum memory that a rank needs, and check that a machine without a GPU has that much memory."""
     state = state_bytes(config, size) + step_bytes(config, world_size)
     rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
     rows = min(rows, max(1, config.rows_per_step // world_size))
@@ -419,7 +419,7 @@ def add_probe(report: Report) -> None:
 
 
 def alone(config: Config, world_size: int) -> Config:
-    """Return a config with which one rank trains on its share of a step; CUDA graphs are off if the full run uses none."""
+    """Return a config for one process with a single rank's share of a step; CUDA graphs are off if the full run uses none."""
     rows, t = -(-config.rows_per_step // world_size), config.training
     changes: dict[str, Any] = {"tokens_per_step": rows * config.data.seq_len, "stages": []}
     if t.cuda_graphs == "auto" and (world_size > 1 or t.stages):

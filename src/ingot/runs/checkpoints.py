@@ -92,7 +92,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (ValueError, IsADirectoryError) as error:
         raise CheckpointError(f"{reading} is damaged: {error}") from None
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is damaged: the tensors in its files differ from those in {INDEX}") from None
+        raise CheckpointError(f"{path} is damaged: the tensors in its files differ from those listed in {INDEX}") from None
     except OSError as error:
         raise Unreadable(reading, error.strerror) from None
     return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))

@@ -1,4 +1,4 @@
-"""The run folder: every file in it is text, JSON or a checkpoint, and readable without Ingot.
+"""The run folder: mostly text and JSON files, besides the checkpoints and the exported model.
 
 A process locks the folder before it writes. Readers need no lock, because files are replaced atomically or only appended to.
 """
@@ -158,7 +158,7 @@ class RunFolder:
     ) -> None:
         """Write environment.json: command, versions, machine and time, but no user name. Earlier sessions are kept in `earlier`.
 
-        `config` is the content of config.yaml if this session writes it, and `besides` the settings that an existing file lacks.
+        `config` is the content of config.yaml if this session writes it, and `besides` the settings that differ from a kept file.
         """
         last = self.environment()
         before = last.pop("earlier", [])
@@ -196,13 +196,13 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
-        """Write the stop file, which records who requested the stop."""
+        """Write the stop file, which records the time and the process that requested the stop."""
         host, pid, _ = this_process()
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Write result.json: the result of the session, with paths relative to the run folder, and the artifact's properties."""
+        """Write result.json: the result of the session, with paths relative to the run folder, and further facts in `export`."""
         self.metrics.flush()
         self._log.flush()
         record = {"session": self.session, "ended_at": utc_now(), **asdict(result), "export": dict(export)}
@@ -255,7 +255,7 @@ class RunFolder:
 
 
 def holds_lock(path: Path, pid: int) -> bool:
-    """Return True if a process on this machine holds the lock of a run folder, judging by its open files."""
+    """Return True if process `pid` on this machine holds the lock of a run folder, judging by its open files."""
     descriptors = Path(f"/proc/{pid}/fd")
     if not descriptors.parent.parent.is_dir():  # without /proc the holder is unknown: check only that some process holds the lock
         with suppress(OSError), FolderLock(path) as lock:

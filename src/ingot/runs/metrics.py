@@ -1,4 +1,4 @@
-"""The file metrics.jsonl: one JSON object per line, and every step exactly once, even after crashes and resumes.
+"""The file metrics.jsonl: one JSON object per line, and every logged step exactly once, even after crashes and resumes.
 
 A resumed run calls `truncate_after` before its first `append`: the killed process may have trained past its last checkpoint and
 may have died in the middle of a line.

@@ -186,7 +186,7 @@ class LineReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Passes every event to several reporters, but not the calls of methods that return a value (QUERIES)."""
+    """Passes every event to several reporters; does not forward methods that return a value (QUERIES)."""
 
     def __init__(self, *reporters: Reporter):
         for name in EVENTS:

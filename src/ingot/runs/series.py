@@ -90,7 +90,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a run over steps, tokens or seconds. `val_bpb` is empty without evaluations; `tasks` is accuracy by task."""
+    """The curves of a run over steps, tokens or seconds. `val_bpb` is empty without evaluations; `tasks`: accuracies by task."""
 
     loss: list[Point]
     val_bpb: list[Point]

@@ -66,7 +66,7 @@ class State:
 
     @property
     def age_seconds(self) -> float:
-        """Return the seconds since the last heartbeat by this host's clock, which may differ from the clock of the run's host."""
+        """Return the seconds since the last heartbeat, by this host's clock; the clock of the run's host may differ."""
         return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
 
 
@@ -100,8 +100,8 @@ class Heartbeat:
         """Raise RunError if another process has taken over the folder."""
         if self._other is not None:
             raise RunError(
-                f"{self._path.parent} is also in use by process {self._other.pid} on {self._other.host}, and its disk does not "
-                "share locks between hosts; this process ends",
+                f"{self._path.parent} is also in use by process {self._other.pid} on {self._other.host}, and the folder's disk "
+                "does not share locks between hosts; this process ends",
                 Setting("training.output_dir"),
                 advice="start this run again when the other process has ended, or choose another {0}",
             )
@@ -159,7 +159,7 @@ def read_state(folder: Path) -> State | None:
 
 
 def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's values for the fields of a dataclass; raise TypeError if a value does not have its field's type."""
+    """Return the entries of a record that are fields of a dataclass; raise TypeError if one has the wrong type."""
     types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
     values = {field.name: record[field.name] for field in fields(kind) if field.name in record}
     for field in fields(kind):
@@ -256,7 +256,7 @@ class RunLock:
         self._lock.release()
 
     def _take_over(self) -> None:
-        """Record this process as the holder of the lock, unless another process writes to the folder in spite of the lock."""
+        """Record this process as the holder of the lock; raise RunError if another process still writes to the folder."""
         host, pid, boot_id = this_process()
         before, state = self._lock.read(), read_state(self.folder)
         holder = _record(before)

@@ -137,13 +137,13 @@ def numbers_of(report: Report) -> dict[str, float]:
 
 
 def read_id(path: Path) -> str | None:
-    """Return the id that a tracker knows a run by, from a file in the run folder; None if the file is missing or damaged."""
+    """Return the run's id in a tracker, read from a file in the run folder; None if the file is missing or damaged."""
     run_id = (read_dict(path) or {}).get("id")
     return run_id if isinstance(run_id, str) else None
 
 
 def write_id(path: Path, run_id: str) -> None:
-    """Write the id that a tracker knows a run by to a file in the run folder."""
+    """Write the run's id in a tracker to a file in the run folder."""
     with writing(path):
         write_atomically(path, json.dumps({"id": run_id}))
 

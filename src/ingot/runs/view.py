@@ -1,4 +1,4 @@
-"""Reads a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live web page and the status command of gpt-simple.
+"""Read a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live web page and the status command of gpt-simple.
 
 Reading takes no lock: every file of a run folder is replaced atomically or only appended to. `Run.record` imports nothing slow;
 numpy is imported, to read the metrics, when `Run.series` is first used.
@@ -106,7 +106,7 @@ class Run:
         status = self.status()
         pid = status.state.pid
         if not status.here:
-            raise RunError(f"the process {pid} of {self.path} runs on {status.state.host}; use --force on that host")
+            raise RunError(f"process {pid} of {self.path} runs on {status.state.host}; use --force on that host")
         if not holds_lock(self.path, pid):  # the pid in state.json may have been reused by an unrelated process
             raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
         with suppress(ProcessLookupError):  # it has just ended
@@ -148,7 +148,7 @@ class Run:
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the run folders among `folders` and in up to LEVELS levels below them, each once, keyed by resolved path.
 
-    A symlink may be changed later, so a run that is reachable by several paths is listed by one without symlinks if possible.
+    If several paths lead to a run, one that is not a symlink is preferred, because symlinks may change later.
     """
     runs: dict[str, Path] = {}
     waiting = [(folder, LEVELS) for folder in reversed(folders)]

@@ -79,7 +79,7 @@ def has_flash4() -> bool:
 
 
 def keep_compiled_kernels() -> None:
-    """Let FlashAttention 4 and quack-kernels cache compiled kernels, which take seconds each. Call this before their import."""
+    """Let FlashAttention 4 and quack-kernels cache kernels, which take seconds to compile. Call this before importing them."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))

@@ -100,7 +100,7 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return True if the process heard from `heard_ago` seconds ago still runs, False if a newer process has reused its pid."""
+    """Return True if the process last heard from `heard_ago` seconds ago is alive and its pid was not reused."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
     """Apply the pseudo-random permutation of range(size) that `key` selects to `places`, without storing the permutation.
 
-    Four Feistel rounds permute range(n), n being the next power of four; results >= size are permuted again until < size.
+    Four Feistel rounds permute range(n), where n is the next power of four; results >= size are permuted again.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)

@@ -1,7 +1,7 @@
-"""Signals before and after training: a signal during start-up stops the program too, and a repeated signal has no effect.
+"""Signals before and after training: a signal during start-up also stops the program; one repeated after the run is ignored.
 
-Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. One of several ranks
-stores the signal until its run installs handlers, because the run must forward the signal to the other ranks.
+Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. With several ranks,
+each stores its signal until the run installs handlers, because the run must forward the signal to the other ranks.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function in a daemon thread and await it: unlike asyncio's threads, it does not keep the server from exiting."""
+    """Await a function that runs in a daemon thread, which, unlike asyncio's threads, does not keep the server from exiting."""
     future = Future[Any]()
     future.set_running_or_notify_cancel()  # if the client disconnects, the thread continues and its result is dropped
 

@@ -22,7 +22,7 @@ from ingot.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model file and its score in bits per byte, measured on the file; `path` is None if nothing was exported."""
+    """An exported model file and the bits per byte of the model loaded from this file; `path` is None if nothing was exported."""
 
     path: Path | None = None
     bytes: int | None = None

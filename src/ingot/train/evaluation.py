@@ -1,7 +1,7 @@
 """Evaluation during and after training: scores over all ranks, tasks, text samples, and a limit on evaluation time.
 
-If budget.seconds is set, evaluation time is limited too: scoring speed is measured, and from the slowest rank's speed all ranks
-compute the same number of rows to score. Runs without budget.seconds, runs with budget.artifact_bytes and runs that set
+If budget.seconds is set, evaluation time is limited too: scoring speed is measured, and the speed of the slowest rank determines
+how many rows are scored. Runs without budget.seconds, runs with budget.artifact_bytes and runs that set
 evaluation.final_rows always score the requested number of rows.
 """
 
@@ -157,7 +157,7 @@ class RunEvaluation:
         return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:
-        """Return True if one more evaluation keeps evaluation time within the training time plus the limit of one evaluation."""
+        """Return True unless one more evaluation would bring evaluation time above training time plus the evaluation limit."""
         evaluation_seconds = self.progress.evaluation_seconds
         if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
             return True
@@ -174,7 +174,7 @@ class RunEvaluation:
             self.reporter.message(message)
 
     def is_final(self) -> bool:
-        """Return True if this step's validation score already covers the rows that the end of the run requires."""
+        """Return True if this step's validation score already covers all rows that the final evaluation must score."""
         p, limit = self.progress, self.final_limit
         enough = p.val_final and self._bound is not None if limit is None else p.val_rows >= limit
         return p.val_step == p.step and (p.val_whole or enough)

@@ -1,4 +1,4 @@
-"""Quantise weights to a target file size: search the quantisation step sizes of matrices and embedding tables.
+"""Quantise weights to a target file size by searching for the best step sizes of matrices and embedding tables.
 
 Doubling a step size saves one bit per weight. For each of several step sizes for the embedding tables, a few size estimates are
 therefore enough to find the smallest step size for the matrices that meets the limit. The pair of step sizes with the lowest
@@ -93,7 +93,7 @@ def fit_codes(
     """Return the codes for the step sizes that score best within the size limit, or for the largest step sizes if none fit."""
 
     def matrices(step: float) -> Rounding:
-        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that clip little."""
+        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that hardly clip."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 

@@ -87,7 +87,7 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store this step's score and return True if it is the best so far; a score that is not finite is never the best."""
+        """If this step's score is the best so far, store it and return True; a score that is not finite is never the best."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
         # Scores that differ in rows, stride or rule are not comparable: after a change, the first score counts as the best.
@@ -267,7 +267,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Raise an error if --force would delete the weights or checkpoint to start from, or if that is incompatible."""
+    """Raise an error if --force would delete the weights or checkpoint to start from, or if the checkpoint is incompatible."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):
@@ -275,7 +275,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
         path = user_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
             raise ConfigError(
-                "{0} is in the folder that --force deletes", Setting(setting, value), advice="leave out one of them"
+                "{0} is in the folder that --force deletes", Setting(setting, value), advice="leave out --force or that setting"
             )
         if setting == "training.resume":
             check_fits(find_checkpoint(path), facts)

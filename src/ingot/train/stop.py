@@ -136,7 +136,7 @@ STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file; more check
 
 
 class Shutdown:
-    """A context in which signals set `reason` and do not end the program; the first rank also checks the time and a stop file."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and stop file."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested

@@ -1,1 +1,1 @@
-"""The live page: shows runs in a browser on this machine."""
+"""The live page, which shows runs in a browser on this machine."""

@@ -1,1 +1,1 @@
-"""The MLX backend for Apple GPUs, and for CPUs in tests. Weights are named and initialised as by the torch backend."""
+"""The MLX backend for Apple GPUs, and for CPUs in tests. Weight names and initial values match the torch backend's."""

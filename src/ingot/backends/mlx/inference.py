@@ -1,4 +1,4 @@
-"""The MLX device, and a model on it for generation and scoring; these use the moving average of the weights, if any.
+"""The MLX device, and a model on it for generation and scoring with the moving average of its weights, if any.
 
 Torch builds the model and initialises its weights, so that a seed gives the same initial weights on every backend. Only an
 outline of the torch model, on the meta device, is kept: tensor shapes and dtypes, parameter groups and FLOPs.
@@ -142,7 +142,7 @@ class MLXInference:
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 
     def _logits(self, weights: Weights, run: Pass, tokens: mx.array, first: int) -> mx.array:
-        """Return the logits (B, N, V) that follow each token from position `first` on (-1: only the last token)."""
+        """Return the next-token logits (B, N, V) at every position from `first` on (-1: only the last position)."""
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
@@ -169,7 +169,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, over and over; once the context is full, recompute all of it for each token."""
+        """Yield the next token of every prompt, indefinitely; once the context is full, recompute all of it for each token."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -183,7 +183,7 @@ class MLXInference:
             logits = self._logits(weights, run, mx.array(new if cached else seen), -1)
             scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown
             if not np.isfinite(scores).all():
-                raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
+                raise RunError("the logits are not finite, so generation stops: the weights are damaged or training diverged")
             if (penalty := sampling.repetition_penalty) != 1:
                 for row, earlier in zip(scores, written, strict=True):
                     ids = sorted(earlier)
@@ -235,5 +235,5 @@ class MLXInference:
 
     def _upload(self, batch: Batch) -> list[mx.array]:
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
+            raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

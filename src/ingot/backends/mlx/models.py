@@ -1,7 +1,7 @@
-"""The gpt2, llama and golf families in MLX, as functions over a dict of arrays with the names of the torch models.
+"""The gpt2, llama and golf families in MLX, as functions of a dict of weights named as in the torch models.
 
 Each follows the torch implementation in ingot/model. Weights keep their dtype and are cast for each matmul, as autocast does:
-matmuls and attention use the precision of the run, the residual stream and the norms use the dtype of the embedding.
+matmuls and attention use the precision of the run; the residual stream and the norms use the dtype of the embedding.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Pass:
 
 
 def run_block(block: Callable[..., mx.array], weights: Weights, prefix: str, run: Pass, *inputs: mx.array) -> mx.array:
-    """Run a block with the weights whose names start with `prefix`; `run.recompute` keeps only its inputs for backward."""
+    """Run a block with the weights whose names start with `prefix`; with `run.recompute`, recompute it in the backward pass."""
     inside = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
     return (mx.checkpoint(block) if run.recompute else block)(inside, *inputs)
 
@@ -79,7 +79,7 @@ def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, at the last T of S positions, over S keys and values."""
+    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, the last T of S positions, over all S keys and values."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum groups of SUM_WIDTH values, then the sums, because the rounding of one long sum depends on the micro-batch size."""
+    """Sum in groups of SUM_WIDTH, then sum the sums: the rounding of one long sum would depend on the micro-batch size."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)

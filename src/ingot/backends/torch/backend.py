@@ -129,7 +129,7 @@ class TorchBackend(TorchInference):
             )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose the threads, the kernels, and the micro-batch size and attention of each stage by trials, or from `kept`."""
+        """Choose thread count, kernels, and each stage's micro-batch size and attention kernel by trials, or from `kept`."""
         this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
@@ -203,11 +203,11 @@ class TorchBackend(TorchInference):
         return attention == "default" or tune.failure_of(lambda: self._try(batch, attention=attention), self.maximum) is None
 
     def _is_short(self, batch: Batch) -> bool:
-        """Return True if steps with this many tokens are so short that kernel launches on the host limit their speed."""
+        """Return True if steps on batches of this size are so short that kernel launches on the host limit their speed."""
         return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # the ranks' parts of a batch may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the working attention kernels that take a window size; others need a mask, and so compiled FlexAttention."""
+        """Return the attention kernels that run here and take a window size; others need compiled FlexAttention with a mask."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,7 +217,7 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch that is fast. All ranks try the same sizes: `rows` is the maximum over the ranks."""
+        """Return the smallest micro-batch that costs no speed. All ranks try the same sizes: `rows` is the maximum over ranks."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -322,7 +322,7 @@ class TorchBackend(TorchInference):
         return DeviceResult(torch.stack([loss, norm, skipped.float()]))
 
     def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
-        """Accumulate the gradients of the step's loss, the mean over all its targets on all ranks, and return the loss."""
+        """Accumulate the gradients of the step's loss (the mean over its targets on all ranks) and return this loss."""
         rank_loss = torch.zeros((), device=self._device)
         micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:

@@ -67,7 +67,7 @@ def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _Outlines(TorchFunctionMode):
-    """Skip random initialisation and copies of meta tensors, for which torch would import its compiler (two seconds)."""
+    """Skips random initialisation and copies of meta tensors, which would make torch import its compiler (two seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}

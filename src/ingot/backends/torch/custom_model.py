@@ -78,7 +78,7 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise checker.refused(
-                        f"{kind} stores {key!r} of {names[p]} as a {type(value).__name__}; "
+                        f"{kind} stores {key!r} of {names[p]} as {type(value).__name__}; "
                         "store it as a tensor, or a resumed run would lose it"
                     )
         after = _group_entries(optimizer)
@@ -113,7 +113,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check logits and losses. Unless `insist`, accept logits that are not finite, which noise in the weights may cause."""
+        """Check logits and losses. Unless `insist`, accept values that are not finite, which noise in the weights may cause."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):

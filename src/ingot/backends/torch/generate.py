@@ -44,7 +44,7 @@ class Reader:
 
     `lengths`: the prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context
     is full, keep only the last half of its tokens and recompute the cache from these. Without `keep_half`, or if the lengths
-    differ, every step after the context is full recomputes all of it without a cache.
+    differ, every step recomputes the whole context without a cache once the context is full.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Reader:
             self._step = Step(model, self._cache, record, positions=1 if lengths is None else rows)
 
     def read(self, new: Tensor) -> Tensor:
-        """Append (B, T) new tokens to the rows and return the logits (B, V) of what follows."""
+        """Append (B, T) new tokens to the rows and return the logits (B, V) of each row's next token."""
         if self._seen is None:
             self._seen = new
         elif self._lengths is None:
@@ -108,7 +108,7 @@ class Reader:
 class Step:
     """A single-token decoding step with its position on the device, so that a CUDA graph can replay it in one launch.
 
-    In a small model, launching the kernels one by one takes longer than computing them.
+    In a small model, launching the kernels one by one takes longer than running them.
     """
 
     def __init__(self, model: nn.Module, cache: list[Any], record: bool = True, positions: int = 1):
@@ -121,7 +121,7 @@ class Step:
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, cached: int, positions: Tensor | None = None) -> Tensor:
-        """Return the logits that follow one new token per row. Its position is `cached`, or the row's entry in `positions`."""
+        """Return the next-token logits after one new token per row, at position `cached` or the row's entry in `positions`."""
         for layer in self._cache:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
@@ -173,9 +173,9 @@ def generate(
     record: bool = False,
     lengths: Sequence[int] | None = None,
 ) -> Generator[Tensor, None, None]:
-    """Yield the next token of every row of `prompts` (B, T), over and over; only ids below `vocab_size` are sampled.
+    """Yield the next token of every row of `prompts` (B, T), indefinitely; only ids below `vocab_size` are sampled.
 
-    `keep_half` and `record` are explained at Reader. With `lengths`, row i has lengths[i] tokens and is right-padded to T.
+    Reader explains `keep_half` and `record`. With `lengths`, row i has lengths[i] tokens and is right-padded to T.
     """
     draws = uniform_draws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
@@ -187,7 +187,7 @@ def generate(
         while True:
             logits = reader.read(tokens).float()  # (B, V)
             if not logits.isfinite().all():
-                raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
+                raise RunError("the logits are not finite, so generation stops: the weights are damaged or training diverged")
             if vocab_size is not None:
                 logits[:, vocab_size:] = -math.inf
             if sampling.repetition_penalty != 1:

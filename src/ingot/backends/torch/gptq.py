@@ -2,7 +2,7 @@
 
 A row's step size is k * rms(row) / (2^(bits - 1) - 1), so k and the number of bits determine both the size after entropy
 coding and the increase in loss. GPTQ rounds a matrix column by column and adjusts the remaining columns to compensate, using the
-second moments of the matrix's inputs on training text; compared with plain rounding, the loss increases by a seventh as much.
+second moments of the matrix's inputs on training text; the loss increases only a seventh as much as with plain rounding.
 Matrices of the same shape are rounded together, because on a GPU the time depends on the number of columns, not of rows.
 """
 
@@ -35,7 +35,7 @@ class Moments:
 
     @torch.no_grad()
     def note(self, weight: Tensor, x: Tensor) -> None:
-        """Add the second moments of x (..., C), which are inputs of the matrix `weight`."""
+        """Add the second moments of x (..., C), the input of the matrix `weight`."""
         rows = x.detach().flatten(0, -2).float()
         with torch.autocast(rows.device.type, enabled=False):
             more = rows.T @ rows
@@ -100,7 +100,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the entropy-coded bytes if every weight is rounded to the nearest code, which is faster than GPTQ."""
+        """Return the entropy-coded size in bytes with plain rounding to the nearest code, which is faster than GPTQ."""
         total = 0.0
         for stack in self._stacks:
             if stack.embedding == embedding:
@@ -147,7 +147,7 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"cannot quantise {names[0]}: the inputs of this matrix, or of another one of its shape, are not finite")
+    raise RunError(f"cannot quantise {names[0]}: the inputs of this matrix, or of another of the same shape, are not finite")
 
 
 def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
@@ -157,7 +157,7 @@ def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return the scales of a matrix in float16 if float16 has them all as normal numbers, else in float32."""
+    """Return the scales of a matrix in float16 if all are within the range of normal float16 numbers, else in float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -166,7 +166,7 @@ def _nearest(w: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
-    """Round weights (N, C, R) with GPTQ, which minimises the change of outputs; return the codes. `left` is overwritten."""
+    """Round weights (N, C, R) with GPTQ, which minimises the error of the outputs; return the codes. `left` is overwritten."""
     codes, columns = torch.empty_like(left), left.size(1)
     for begin in range(0, columns, BLOCK_COLUMNS):
         end = min(begin + BLOCK_COLUMNS, columns)

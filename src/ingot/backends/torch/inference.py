@@ -160,7 +160,7 @@ class TorchInference:
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
         """Copy tokens, targets and, if present, document numbers (for `flash4`, document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
+            raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
         # The conversion to int64 also makes each plane contiguous, so that a custom model may call `targets.view(-1)`.
         tokens, targets, *numbers = planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()

@@ -65,7 +65,7 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 def hash_triton() -> None:
     """Make Triton compute and cache the hash of its own files, which is part of the compiler's cache keys.
 
-    That takes 2 s for 500 MB on a CPU without SHA instructions. Run in a thread, so that loading a cached graph need not wait.
+    This takes 2 s for 500 MB on a CPU without SHA instructions, but in a thread it does not delay loading a cached graph.
     """
     with suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
@@ -114,7 +114,7 @@ MAX_MEMORY_SHARE = 1 / 32  # largest share of the free GPU memory that a builder
 
 
 class Builders:
-    """The processes (builders) that compile a run's kernels; none are started if all are compiled or the run needs none."""
+    """The processes (builders) that compile the kernels of a run, started only if some are not yet compiled."""
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -145,7 +145,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
             raise CheckpointError(f"{where}: {name} has dtype {source.dtype}, but {NAMES[value.dtype]} in the model")
         pairs.append((value, source))
     if unknown := sorted(records.keys() - tensors.keys()):
-        raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not; it belongs to another model")
+        raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not have; it belongs to another model")
     return pairs
 
 
@@ -193,7 +193,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Restore the average from records of `tensors`; without a record, a parameter's average starts from its weights."""
+        """Restore the average from saved records; the average of a parameter without a record starts from its weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
@@ -221,7 +221,7 @@ class LossScale:
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def restore(self, state: dict[str, TensorRecord]) -> None:
-        """Restore the scale from the records of `tensors`, and remove these from `state`, the records of the optimizer."""
+        """Restore the scale from its records in `state`, the optimizer's saved state, and remove these records from it."""
         scale, good_steps = state.pop("scaler/scale", None), state.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))
@@ -229,7 +229,7 @@ class LossScale:
 
 
 class DeviceResult:
-    """A step's results (loss, gradient norm, skipped), which may still be computed on the device; implements Pending (base.py).
+    """A step's results (loss, gradient norm, skipped), which the device may still be computing; implements Pending (base.py).
 
     On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. On a
     CPU the step has ended when this object is created; on a GPU its end is known only when the results are read.
@@ -257,7 +257,7 @@ REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # the name in torch's error about a cl
 
 
 class DamagedFile(CheckpointError):
-    """A file of weights whose contents are damaged."""
+    """The error for a weights file that is damaged or was not written by torch.save."""
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
@@ -267,7 +267,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could expand to any size
-                    raise ValueError("its parts are compressed, which torch.save never does")
+                    raise ValueError("its zip entries are compressed, which torch.save never does")
                 if archive.testzip() is not None:  # torch.load ignores checksums
                     raise ValueError("its checksums do not match")
             whole = True

@@ -52,7 +52,7 @@ MaxOverRanks = Callable[[Sequence[float]], list[float]]  # returns the maximum o
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Call `attempt`; return None, or the first line of its error if any rank fails. A real error recurs during training."""
+    """Call `attempt`; return None, or a one-line reason if it fails on any rank. A real bug will show up again in training."""
     failure = None
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ class Tuned:
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Halve `rows` until a forward and backward pass of that many rows (`attempt`) fits into memory on all ranks; return it."""
+    """Return `rows`, halved until a forward and backward pass of that many rows (`attempt`) fits into memory on all ranks."""
     size = rows
     while True:
         full = False
@@ -113,8 +113,8 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
     """Halve the micro-batch size, starting from `largest`; return the smallest that is about as fast per row as the fastest.
 
     `attempt(rows, times)` runs `times` passes of `rows` rows; a pass of the largest size must have run before. Trials stop at the
-    first size that is slower, because each halving doubles the number of kernel launches. If only the first halving is not
-    slower, the trials take as long as about five passes of the largest size.
+    first size that is slower, because each halving doubles the number of kernel launches. If the second halving is
+    slower but the first is not, the trials take about as long as five passes of the largest size.
     """
     chosen = size = largest
     least = math.inf
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free than then."""
+        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free now."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -229,7 +229,7 @@ def settle_kernels(
     attempt: Callable[[str | None], None] | None,
     maximum: MaxOverRanks,
 ) -> list[str]:
-    """Enable the requested kernels, or `previous`, those of an earlier session, if a pass with them succeeds; return their names.
+    """Enable each requested kernel (only those in `previous`, if given) with which a pass succeeds; return their names.
 
     `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; if `attempt` is None, kernels are
     enabled without a trial. `supported`: our kernels support the device and dtype. Raise ConfigError if a kernel
@@ -266,7 +266,7 @@ ENOUGH_SCORES = 2**32  # attention scores per timed trial, forward and backward:
 
 
 def attention_form(name: str) -> Form:
-    """Return the form of attention, the attribute `form` of attention modules, that a kernel needs."""
+    """Return the value of the attention modules' attribute `form` that a kernel needs."""
     forms: dict[str, Form] = {FLASH4: "flash4", CUDNN_FLASH4: "cudnn-flash4"}
     return forms.get(name, "grouped" if name.endswith(GROUPED) else "repeated")
 
@@ -407,7 +407,7 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: in
                 f"training {size.total:,} parameters takes at least {needed / 2**30:,.1f} GiB, but {name} has "
                 f"{available / 2**30:,.1f} GiB",
                 Setting("training.tokens_per_step"),
-                advice="take a smaller model or lower {0}" if rows > state else "take a smaller model",
+                advice="use a smaller model or lower {0}" if rows > state else "use a smaller model",
             )
 
 
@@ -421,11 +421,11 @@ FP8_HEAD = Setting("training.fp8_head", "true")
 def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability` is that of the GPU."""
+    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability`: the GPU's compute capability."""
     if not hasattr(model, "fp8_head"):
         raise ConfigError("{0} needs a built-in model; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:
-        raise ConfigError("{0} needs an NVIDIA GPU of compute capability 8.9 or more; leave it out", FP8_HEAD)
+        raise ConfigError("{0} needs an NVIDIA GPU of compute capability 8.9 or higher; leave it out", FP8_HEAD)
     if precision != "bf16":
         raise ConfigError("{0} needs {1}", FP8_HEAD, Setting("training.precision", "bf16"))
     if (chunk := training.loss_chunk) is not None:

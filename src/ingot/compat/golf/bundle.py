@@ -1,8 +1,8 @@
-"""Builds a single `train_gpt.py` that trains and scores models, with Ingot embedded, for machines where Ingot is not installed.
+"""Build a single `train_gpt.py` that trains and scores models, with Ingot embedded, for machines where Ingot is not installed.
 
-Code counts towards a submission's size. The file holds every module that a golf run can reach, found by following imports from
-its entry point, without docstrings, comments and setting descriptions, compressed behind a readable loader. LEFT_OUT lists
-modules that no golf run uses: in the file they can be imported, but using them raises an error.
+Code counts towards a submission's size, so the file is a readable loader with compressed sources: the modules that a golf run can
+reach through imports from its entry point, without docstrings, comments and setting descriptions. LEFT_OUT lists modules that no
+golf run uses: in the file they can be imported, but using them raises an error.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         resolved = load_config(python=settings, environment={})
 
         def score(path: Path, *_: object) -> dict[str, float]:
-            """Score an artifact and print the result; the artifact sets the model and evaluation, `config` sets data and device.
+            """Score an artifact and print the result; data and device come from the environment, all else from the artifact.
 
             Scoring runs in this process: `ingot train` would start a new one, which needs Ingot to be installed.
             """

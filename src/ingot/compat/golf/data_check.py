@@ -74,7 +74,7 @@ def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
     where, expected = listing.where, PurePosixPath(listing.file).name
     if expected and tokenizer.name != expected:
         raise DataError(
-            f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
+            f"DATA_PATH={dataset} was made with the tokenizer {expected} according to {where}, not TOKENIZER_PATH={tokenizer}"
         )
     counts = {key: count for key, count in listing.stats.items() if isinstance(count, int)}
     here = len(list(dataset.glob("fineweb_train_*.bin")))

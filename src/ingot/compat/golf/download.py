@@ -67,7 +67,7 @@ def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: s
     names = list(dict.fromkeys(tokenizer[key] for key in TOKENIZER_FILES if tokenizer.get(key)))
     for name in names or [None]:  # paths outside tokenizers/ are rejected, so no other file is overwritten
         if not isinstance(name, str) or not re.fullmatch(r"tokenizers(/[^/.\\:\x00-\x1f][^/\\:\x00-\x1f]*)+", name):
-            raise DataError(f"the manifest of {repo} names {name!r} as a tokenizer's file, which is not inside tokenizers/")
+            raise DataError(f"the manifest of {repo} names {name!r} as a tokenizer file, but it is not inside tokenizers/")
     return Plan(shards("train", train), shards("val", val), names)
 
 

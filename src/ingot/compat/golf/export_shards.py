@@ -132,7 +132,7 @@ def load_specs(
     if isinstance(records, dict):
         records = records.get("tokenizer_specs", records.get("tokenizers"))
     if not isinstance(records, list) or not records:
-        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs or an object whose key tokenizers holds one")
+        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs, or an object with one under tokenizers")
     specs = []
     for number, record in enumerate(records, 1):
         try:
@@ -334,7 +334,7 @@ class Export:
         }
 
     def _read_docs(self, what: str) -> Iterator[str]:
-        """Yield the documents, replacing every lone surrogate (not a valid character) by a question mark."""
+        """Yield the documents, replacing every lone surrogate (not a valid character) with a question mark."""
         path = self.output / DOCS
         advance = adding_up(partial(self.progress, what), path.stat().st_size)
         with reading(path), path.open("rb") as file:
@@ -434,13 +434,13 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
     name, specs_file = "download_hf_docs_and_tokenize.py", folder / "tokenizer_specs.json"
     repo, prefix = os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
     about = "Download the challenge's documents and export them as shards of one or more tokenizers."
-    parser = Parser(name, description=about, epilog=f"The variable {THREADS} sets the number of encoding processes.")
+    parser = Parser(name, description=about, epilog=f"The environment variable {THREADS} sets the number of encoding processes.")
     add = parser.add_argument
     add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub (default {repo})")
-    add("--remote-root", default=prefix, metavar="DIR", help=f"the repository's folder of docs_selected.jsonl (default {prefix})")
+    add("--remote-root", default=prefix, metavar="DIR", help=f"repository folder with docs_selected.jsonl (default {prefix})")
     add("--output-root", type=Path, required=True, metavar="DIR", help="folder for datasets/, tokenizers/ and manifest.json")
     add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"tokenizer specs (default {specs_file})")
-    add("--num-val-docs", type=int, metavar="N", help="validate on the first N documents (default: from the sidecar, else 50000)")
+    add("--num-val-docs", type=int, metavar="N", help="validate on the first N documents (default: source manifest, else 50000)")
     add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard (default {SHARD_TOKENS})")
     add("--tokenizer-train-docs", type=int, metavar="N", help="train tokenizers on the first N documents (default: all)")
     add("--skip-byte", action="store_true", help="skip byte tokenizers")

@@ -233,7 +233,7 @@ def import_golf(
     try:
         open_model(foreign_weights(path, records, settings, opened), opened, "cpu")
     except ConfigError as error:
-        raise CheckpointError(f"{path} does not hold the model of golf's baseline: {error}") from None
+        raise CheckpointError(f"{path} does not contain golf's baseline model: {error}") from None
     length = settings["context"]
     say(f"{path} does not record its context, rope base and softcap; using golf's defaults: {length:,}, 10,000 and 30")
     return records, settings, opened, {"seq_len": length, "bytes": "pieces", "whole_rows": True}
@@ -256,4 +256,4 @@ def model_settings(weights: Mapping[str, TensorRecord], path: Path) -> dict[str,
             "tied": "lm_head.weight" not in weights,
         }
     except (KeyError, IndexError, ValueError, ZeroDivisionError):
-        raise CheckpointError(f"{path} does not hold the model of golf's baseline, the only one that can be imported") from None
+        raise CheckpointError(f"{path} does not contain golf's baseline model, the only one that can be imported") from None

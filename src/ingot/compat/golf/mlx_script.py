@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is split: into `parts` parts of `rows` sequences, and each part into chunks whose sizes `of_part` lists."""
+    """The split of a step into `parts` parts of `rows` sequences each; `of_part` lists the sizes of the chunks of a part."""
 
     parts: int
     rows: int
@@ -97,7 +97,7 @@ def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class MLXScript(Script):
-    """A run of train_gpt_mlx.py; its log has some validation scores that the original lacks, and its files have no size limit."""
+    """A run of train_gpt_mlx.py. The log has more validation scores than the original's, and the files have no size limit."""
 
     name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES

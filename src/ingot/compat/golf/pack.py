@@ -279,7 +279,7 @@ def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def packed_code(config: Config) -> bytes:
-    """Build the `train_gpt.py` that trains and scores with a config."""
+    """Build a `train_gpt.py` that trains and scores a model with this config."""
     own = {f"INGOT_{name.upper().replace('.', '__')}": value for name, (_, value) in _changed(config).items()}
     return bundle(own, entry=BY_SETTINGS)
 
@@ -296,7 +296,7 @@ def _changed(config: Config) -> dict[str, tuple[str, str]]:
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     if result["checkpoint_path"] is None:
-        raise CheckpointError(f"{folder} has no checkpoint of its last step, which holds its config; repeat the run and keep it")
+        raise CheckpointError(f"{folder} has no checkpoint of its last step to read the config from; repeat the run and keep one")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
     of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]

@@ -35,7 +35,7 @@ variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_
 
 
 def advice(ours: str) -> str:
-    """Return the advice of an error message, or its replacement if it does not apply to golf's scripts."""
+    """Return the advice of an error message unchanged, or a replacement if the advice does not apply to golf's scripts."""
     return ADVICE.get(ours, ours)
 
 
@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return the sequences per part if the tokens in `name` are split into `parts`; `divisors` describes the parts in errors."""
+    """Return the sequences per part when the tokens set by variable `name` are split into `parts`; errors quote `divisors`."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

@@ -1,6 +1,6 @@
-"""The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meaning and corresponding settings.
+"""The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meanings and corresponding settings.
 
-docs/golf.md shows these tables. The defaults are the baseline script's; the recipe golf/seq4096 has those of a record.
+docs/golf.md shows these tables. The defaults are the baseline script's; the recipe golf/seq4096 has the values of a record.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ MLX_VARIABLES = {
 } | table(
     replace(VARIABLES["RUN_ID"], help="Name of the log, the run folder and the two model files. Unset: a random name."),
     replace(VARIABLES["VAL_LOSS_EVERY"], default=0),
-    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step, rounded down to GRAD_ACCUM_STEPS parts of whole sequences."),
+    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step, reduced to a multiple of GRAD_ACCUM_STEPS sequences."),
     replace(VARIABLES["EVAL_ONLY_PATH"], help="Model file to score instead of training: *_mlx_model.npz or *.int8.ptz."),
     Option("GRAD_ACCUM_STEPS", "int", 8, "Number of equal parts that the tokens of a step are divided into.", low=1),
     Option("MLX_MAX_MICROBATCH_TOKENS", "int", 8192, "Maximum number of tokens computed at once (a chunk), at least a sequence.",
@@ -152,18 +152,18 @@ def read_variables(environment: Mapping[str, str], options: Mapping[str, Option]
 
 
 def as_text(value: Any) -> str:
-    """Format a value as an environment variable, which `read_variables` parses back to the same value."""
+    """Format a value as the text of an environment variable; `read_variables` parses it back to the same value."""
     return ",".join(value) if isinstance(value, tuple | list) else str(int(value) if isinstance(value, bool) else value)
 
 
 def differing(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that differ from those of the baseline script, as text, without those that name a run or machine."""
+    """Return, as text, the variables that differ from the baseline, except the ones that each user sets, such as DATA_PATH."""
     baseline = read_variables({})
     return {name: as_text(value) for name, value in values.items() if name not in LOCAL and value != baseline[name]}
 
 
 def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
-    """Return a warning for every variable that is set but unknown to this script: one of another script, or a probable typo."""
+    """Return a warning for every variable that belongs to another script or is probably a misspelt variable of this one."""
     warnings, names = [], list(options)
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:
@@ -180,7 +180,7 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
 
 
 def run_folder(logs: Path, run_id: str, first: bool) -> Path:
-    """Return logs/RUN_ID. If that run is complete, the first rank returns the first of logs/RUN_ID-2, -3, ... that is not."""
+    """Return logs/RUN_ID or, on the first rank, the first of logs/RUN_ID, logs/RUN_ID-2, -3, ... without a complete run."""
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > MAX_RUN_ID_BYTES:
         raise ConfigError(
             f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or exceed {MAX_RUN_ID_BYTES} bytes"

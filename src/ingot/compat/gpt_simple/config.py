@@ -32,7 +32,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return the dataclass field of a key whose value `sets` an Ingot setting directly or `becomes` one through translate()."""
+    """Return a key's dataclass field; `sets` is the Ingot setting it is copied to, `becomes` one that translate() computes."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -227,7 +227,7 @@ class TrainingConfig(KeySection):
 class GptSimpleConfig:
     """gpt-simple's Config: the four sections of a run.
 
-    `given` are the keys set in a file or on a command line; `settings` are Ingot settings for which gpt-simple has no key.
+    `given` holds the keys set in a file or on a command line; `settings` holds Ingot settings that gpt-simple has no key for.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

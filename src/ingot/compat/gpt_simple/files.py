@@ -1,4 +1,4 @@
-"""Write Ingot checkpoints as gpt-simple's checkpoint folders and tokenizers, from which the original can generate and resume."""
+"""Write checkpoints and tokenizers in gpt-simple's formats, so that the original can generate and resume from them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def write_checkpoint(
 ) -> int:
     """Write an Ingot checkpoint as a gpt-simple folder, atomically; return its size in bytes.
 
-    `keys` are the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. `tokenizer` is for folders outside a
-    run: the tokenizer is written too, unless the folder has files of a different tokenizer, which is an error.
+    `keys` holds the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. With `tokenizer`, for folders outside a
+    run, the tokenizer is written too; files of a different tokenizer in the folder are an error.
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
@@ -123,7 +123,7 @@ def optimizer_groups(weights: Mapping[str, TensorRecord], order: list[str]) -> t
 
 
 def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of trainer_state.json; an unknown (infinite) loss is omitted, because JSON has no infinity."""
+    """Return the contents of trainer_state.json; the loss is omitted if it is unknown."""
     known, step = checkpoint.progress, checkpoint.step
     loss = {} if known.get("loss") is None else {"loss": known["loss"]}
     rate, seconds = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step), known["elapsed_seconds"]

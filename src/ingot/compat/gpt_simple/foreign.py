@@ -2,7 +2,7 @@
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
 on, so that they are skipped. The original's files are not modified. Tensors are loaded with weights_only, and the data position,
-which is pickled as custom classes, is unpickled to plain records, so no file can execute code.
+which is a pickle of custom objects, is read into plain dicts, so no file can execute code.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
     """Write a list of the documents already read, using all checkpoints of the run; if the list is incomplete, return the reason.
 
-    The newest checkpoint is not enough: in each new phase, the original starts its files again and resets their row counts.
+    The newest checkpoint is not enough: in each new phase, the original rereads its files from the start and resets the counts.
     """
     if config.data.format != "pretokenized":
         return "the original saves no position for JSON lines"
@@ -126,7 +126,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return the weights, the AdamW state, the config's section `model` and, if the AdamW state is missing, the reason."""
+    """Return the weights, the AdamW state, the config's `model` section and, if the AdamW state is missing, the reason."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)
@@ -138,7 +138,7 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
 
 
 class _Record(dict[str, Any]):
-    """Stands for an unpickled instance of one of gpt-simple's classes: a dict of the instance's attributes."""
+    """A stand-in for an unpickled instance of a gpt-simple class: a dict of the instance's attributes."""
 
     __setstate__ = dict.update
 
@@ -182,8 +182,8 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
         paths = sorted((data / "train" / bucket).glob("*.bin"))
         if unknown := [number for number in files if not 0 <= number < len(paths)]:
             raise CheckpointError(
-                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has only {len(paths)} "
-                "files; resume with the data that the run was started with"
+                f"the run has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has only {len(paths)} "
+                "files; resume with the data that it was started with"
             )
         parts = [np.empty(0, np.bool_)]
         for number, path in enumerate(paths):

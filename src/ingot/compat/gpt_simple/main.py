@@ -230,7 +230,7 @@ def stop(options: Namespace, say: Say) -> None:
         return
     if ours is None:
         if options.force:
-            raise RunError(f"{folder} is trained by the original gpt-simple; kill its process, which {folder / RUN_STATE} names")
+            raise RunError(f"the original gpt-simple trains in {folder}; kill its process, whose id is in {folder / RUN_STATE}")
         (folder / STOP_FLAG).touch()
         say(f"the original gpt-simple, which trains in {folder}, was asked to save and stop")
         return
@@ -290,7 +290,7 @@ def make_parser() -> Parser:
                 metavar="X",
                 help="sampling temperature (0.8); 0 is the same as --greedy",
             )
-            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: all tokens (50)")
+            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens (50); 0: all tokens")
             add("--top-p", type=float, default=0.95, metavar="P", help="total probability of the tokens to sample from (0.95)")
             add("--greedy", action="store_true", help="always take the most likely token")
             add("--repetition-penalty", type=float, default=1.0, metavar="X", help="values above 1 reduce repetition (1.0)")
@@ -304,12 +304,12 @@ def make_parser() -> Parser:
     add("--nnodes", type=int, default=1, metavar="N", help="number of machines that train together (1)")
     add("--node_rank", type=int, default=0, metavar="K", help="index of this machine, counted from 0")
     add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500, or on one machine any free port)")
+    add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500; any free port on one machine)")
     add("--stop-exit-code", type=int, default=0, choices=range(256), metavar="N", help="exit code of a run that is stopped (0)")
 
     add = parsers["validate"].add_argument
     add("--world-size", type=int, default=1, metavar="N", help="number of ranks that will train together (1)")
-    add("--strict", action="store_true", help="exit with code 1 also if there are only warnings")
+    add("--strict", action="store_true", help="exit with code 1 even if there are only warnings")
     add("--json", action="store_true", help="print JSON")
 
     parsers["status"].add_argument("--json", action="store_true", help="print JSON")
@@ -320,7 +320,7 @@ def make_parser() -> Parser:
 
     add = parsers["batch-generate"].add_argument
     add("--input", type=Path, required=True, metavar="FILE", help="file of JSON lines, with one request per line")
-    add("--dry-run", action="store_true", help="check all requests, print which models would answer them, and load no model")
+    add("--dry-run", action="store_true", help="check all requests and print which models would answer them; load no model")
 
     add = parsers["tokenize"].add_argument
     add("--input_dir", required=True, metavar="DIR", help="input folder with .jsonl or .jsonl.gz files")
@@ -328,7 +328,7 @@ def make_parser() -> Parser:
     add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
     add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, end-of-document token included (3072)")
     add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half a window (256)")
-    add("--probabilistic_overlap", action="store_true", help="let windows overlap only in a random part of the documents")
+    add("--probabilistic_overlap", action="store_true", help="let windows overlap only in a random subset of the documents")
     add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
     add("--min_text_length", type=int, default=200, metavar="N", help="skip texts that have fewer characters than this (200)")
     add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")

@@ -115,7 +115,7 @@ class SimpleLLM(Llama):
         eos_token_id: int | None = None,
         repetition_penalty: float = 1.0,
     ) -> Tensor:
-        """Return each prompt followed by its completion; stop when every row has ended. Sampling follows torch.manual_seed.
+        """Return each prompt followed by its completion; stop when every row has ended. Sampling is seeded by torch.manual_seed.
 
         Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
         """
@@ -134,7 +134,7 @@ class SimpleLLM(Llama):
 
 
 class SimpleLLMTokenizer:
-    """A tokenizer by name, file or folder; if it has no pad token, the pad id is one above its last id."""
+    """A tokenizer given by name, file or folder; if it has no pad token, the pad id is one above its last id."""
 
     def __init__(self, model_name: str = "gpt2", tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(tokenizer_name(model_name))

@@ -38,7 +38,7 @@ class WindowRule:
     least_characters: int = 200
 
     def overlap_of(self, file: str, line: int) -> int:
-        """Return how many tokens a document's windows share, drawn at random with a seed made from the file name and the line."""
+        """Return how many tokens a document's windows share: `overlap` or 0, decided by a hash of the file name and line."""
         if self.probability >= 1:
             return self.overlap
         drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
@@ -74,7 +74,7 @@ def tokenize(
         raise DataError(f"{twice}.jsonl and {twice}.jsonl.gz would be written to the same .bin and .idx; remove one of the two")
     opened = open_tokenizer(tokenizer)
     if marks_of(opened).eos is None:
-        raise ConfigError(f"{tokenizer} has no token that ends a document; use another tokenizer")
+        raise ConfigError(f"{tokenizer} has no end-of-text token; use another tokenizer")
     output.mkdir(parents=True, exist_ok=True)
     counts: list[FileCounts] = []
     with local_engine(opened, workers) as encode:

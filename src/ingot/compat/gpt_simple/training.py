@@ -189,9 +189,9 @@ class GptSimpleReporter(Reporter):
     """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
     `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
-    is the mean loss in the last step line, None before the first line; `checkpoint` is the newest checkpoint, by gpt-simple's
-    name. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds. If
-    `verbose`, the reporter also prints what the run is waiting for.
+    is the mean loss in the last step line, None before the first line; `checkpoint` is the path of the newest
+    checkpoint. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
+    If `verbose`, the reporter also prints what the run is waiting for.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class GptSimpleReporter(Reporter):
         self._say(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
     def failed(self, error: BaseException) -> None:
-        """Record the error that ended the session, which `status` of the original gpt-simple shows."""
+        """Record the error that ended the session, so that `status` of the original gpt-simple can show it."""
         if self._state:
             self._update(status="error", error="".join(traceback.format_exception(error)))
 

@@ -1,4 +1,4 @@
-"""Translate gpt-simple's keys to one Config.
+"""Translate gpt-simple's keys to a Config.
 
 gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Ingot's tokens_per_step counts all ranks: the
 number of ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
@@ -126,7 +126,7 @@ def resume_setting(config: GptSimpleConfig) -> str:
 
 
 def tokenizer_name(name: str) -> str:
-    """Return Ingot's name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
+    """Return Ingot's name for a tokenizer: a bare name is a Hub repository, unless it is built in or an existing path."""
     name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name

@@ -69,7 +69,7 @@ NO_LOSS_YET = 1e9  # nanoGPT's best_val_loss before the first evaluation
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and its training state, with Ingot's names: new, or read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
+    """A model and its training state, in Ingot's terms: new, or read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
 
     path: Path
     settings: dict[str, Any]  # the config's section `model`
@@ -174,7 +174,7 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Convert nanoGPT's model_args to the config's section `model`; check them against the tensor shapes first."""
+    """Convert nanoGPT's model_args to the config's `model` section; check them against the tensor shapes first."""
     settings: dict[str, Any] = {
         "family": "gpt2",
         "layers": args.get("n_layer"),
@@ -197,7 +197,7 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
 
 
 def meta_model(settings: Mapping[str, Any]) -> GPT2:
-    """Build a model on the meta device from a config's section `model`, to count its parameters and check tensor shapes."""
+    """Build a model on the meta device from a config's `model` section, to count its parameters and check tensor shapes."""
     with torch.device("meta"):
         return GPT2(**{name: value for name, value in settings.items() if name != "family"})
 
@@ -262,7 +262,7 @@ def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` or, without a name, the one in the ckpt.pt, else in its dataset, else (if it fits) GPT-2's."""
+    """Return the tokenizer `name` or, without a name, the ckpt.pt's, else its dataset's, else (if it fits) GPT-2's."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None

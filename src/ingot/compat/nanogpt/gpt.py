@@ -70,7 +70,7 @@ class Block(gpt2.GPT2Block):
 
 
 class GPT(GPT2):
-    """nanoGPT's GPT: `model(idx)` returns (logits at the last position, None); `model(idx, targets)`, (all logits, loss)."""
+    """nanoGPT's GPT: `model(idx)` returns (last position's logits, None), `model(idx, targets)` returns (all logits, loss)."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -100,10 +100,10 @@ class GPT(GPT2):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Return `idx` (B, T) with `max_new_tokens` generated tokens appended to each row; temperature 0 decodes greedily.
 
-        Sampling follows torch.manual_seed. When the context is full, its last half is kept and processed again.
+        Sampling is seeded by torch.manual_seed. When the context is full, its last half is kept and processed again.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
-            raise ConfigError("generate needs at least one token, and max_new_tokens and temperature of 0 or more")
+            raise ConfigError("generate needs at least one prompt token, max_new_tokens >= 0 and temperature >= 0")
         seed = int(torch.randint(2**62, ()))
         new = generate(self, idx, Sampling(temperature, top_k or 0, seed=seed), keep_half=True, record=True)
         return torch.cat([idx, *(token[:, None] for token in islice(new, max_new_tokens))], dim=1)

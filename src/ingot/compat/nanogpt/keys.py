@@ -140,7 +140,7 @@ class Arguments:
 
 
 def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
-    """Return the names of the keys that nanoGPT has too."""
+    """Return the names of the keys that also exist in nanoGPT."""
     return [name for name, key in keys.items() if not key.added]
 
 
@@ -194,7 +194,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
 def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Execute a preset and return the keys it sets. The preset can read all values set so far, and the module `time`."""
     if not path.exists():
-        raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
+        raise ConfigError(f"there is no preset {path}; give a file such as config/train_gpt2.py, or keys as --key=value")
     with readable(path, ConfigError):
         text = path.read_bytes().decode("utf-8-sig")
     say(f"Overriding config with {path}:\n{text}")
@@ -274,7 +274,7 @@ def data_path(values: Mapping[str, Any]) -> Path:
 def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     """Raise DataError if the dataset does not exist; the message gives the command that prepares it.
 
-    If meta.pkl does not map tokens to characters, set the tokenizer to `number`: like nanoGPT, train even without a vocabulary.
+    If meta.pkl does not map tokens to characters, set the tokenizer to `number`, because nanoGPT can train on such data too.
     """
     from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
@@ -290,13 +290,13 @@ def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
 
 
 def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
-    """Return the config's section `model` for a run that starts from random weights."""
+    """Return the config's `model` section for a run that starts from random weights."""
     args = {**values, "vocab_size": vocab_size or GPT2_PADDED_VOCAB_SIZE}
     return {"family": "gpt2", **{ours: args[theirs] for theirs, ours in MODEL_ARGS.items()}, "gelu": "erf"}
 
 
 def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedConfig:
-    """Return the config of a run with these keys; `model` becomes the section `model` of the config."""
+    """Return the config of a run with these keys; `model` becomes the config's `model` section."""
     v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
     evaluated = v["eval_iters"] * v["batch_size"]

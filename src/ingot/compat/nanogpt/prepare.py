@@ -34,7 +34,7 @@ def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False)
     """Tokenize Shakespeare with GPT-2's tokenizer or, if `by_characters`, into single characters; return the exit code."""
     how = "by characters" if by_characters else "with GPT-2's tokens"
     parser = _parser(f"Tokenize Shakespeare, or another text, {how}; 90% goes to train.bin, the rest to val.bin.", folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="text file (input.txt in --output, downloaded if missing)")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text (default: input.txt in --output, downloaded if missing)")
     return _run(parser, words, _write_text, by_characters)
 
 
@@ -57,8 +57,8 @@ def openwebtext(folder: Path, words: Sequence[str]) -> int:
 
 def _parser(about: str, folder: Path) -> Parser:
     parser = Parser(PROGRAM, description=about)
-    parser.add_argument("--bundled", action="store_true", help="use the Shakespeare that comes with ingot; needs no network")
-    parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="output folder (default: the script's own)")
+    parser.add_argument("--bundled", action="store_true", help="use the Shakespeare text that comes with ingot; needs no network")
+    parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="output folder (default: the script's folder)")
     return parser
 
 

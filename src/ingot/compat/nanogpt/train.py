@@ -216,7 +216,7 @@ class NanoGPTReporter(Reporter):
 
 
 def evaluation_line(iteration: int, train_loss: float | None, val_loss: float) -> str:
-    """Return nanoGPT's log line of an evaluation."""
+    """Return nanoGPT's log line for an evaluation."""
     return f"step {iteration}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
 
 

@@ -71,7 +71,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a dataset to the folder `output` in the format `to`. `mark` is the id of the separator if no tokenizer has it."""
+    """Write a dataset to the folder `output` in the format `to`; `mark` is the separator's id if no tokenizer defines it."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
@@ -220,7 +220,7 @@ class StreamWriter:
 
 
 class PairWriter:
-    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file ends after the document with which it reaches `shard_tokens` tokens."""
+    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is closed after the document that brings it to `shard_tokens` tokens."""
 
     def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
         check_windows(layout.max_length, layout.overlap)

@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, the starts of all windows then the end of the last, and each window's overlap in tokens."""
+    """Return the bytes per token, the window starts followed by the end of the last window, and the windows' overlaps."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -197,7 +197,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many tokens of a window repeat the end of `last`, the window before (all if a document ended there), or None."""
+    """Return how many tokens of a window repeat the end of `last`, the previous window (all if it adds none); None: mismatch."""
     if last is None:
         return None
 

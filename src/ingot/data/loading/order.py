@@ -31,7 +31,7 @@ class DataExhausted(Exception):
 
     @property
     def reason(self) -> str:
-        """The stop reason recorded in state.json and result.json."""
+        """Return the stop reason recorded in state.json and result.json."""
         return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
 
     def told(self, epochs: int | None) -> str:
@@ -106,7 +106,7 @@ class Random:
 
 @dataclass(frozen=True)
 class Sequential:
-    """Tokens in stream order, as golf reads them: a step consists of spans, and a span has one token more than it has inputs.
+    """Tokens in stream order, as golf reads them: a step consists of spans, and a span has one more token than it has inputs.
 
     The extra token is the last target of the span and is never an input. After the end of the stream, reading starts again.
     """
@@ -133,7 +133,7 @@ class Sequential:
 
     @property
     def _lengths(self) -> Sequence[int]:
-        """The number of rows in each span of the repeating cycle."""
+        """Return the number of rows in each span of the repeating cycle."""
         return [self.rows // self.spans] if isinstance(self.spans, int) else self.spans
 
     def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:

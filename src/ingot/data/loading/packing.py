@@ -144,7 +144,7 @@ class PackedRows(ByNumber):
         return [rows[i] for i in order.tolist()]
 
     def _drawn(self, epoch: int, group: int) -> NDArray[np.int64]:
-        """Return the documents of a group of DRAWN blocks, in the order of an epoch."""
+        """Return the document indices of a group of DRAWN blocks, in the epoch's order."""
         first, count = group * DRAWN * BLOCK, len(self._starts) - 1
         places = np.arange(first, min(first + DRAWN * BLOCK, count), dtype=np.uint64)
         return permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
@@ -247,7 +247,7 @@ class RedrawnRows(ByNumber):
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
-        """Copy the rows with the indices `rows` in the ring of an epoch to the rows `lines` of the batch."""
+        """Copy the rows `rows` of an epoch's ring to the rows `lines` of the batch; both are arrays of indices."""
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens
@@ -277,7 +277,7 @@ class RedrawnRows(ByNumber):
             at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:
-        """Return the end of each document in the epoch's order, and the position of the first row in the ring."""
+        """Return the ring positions at which the documents end, in the epoch's order, and at which the first row begins."""
         ends = np.empty(self._documents, np.int64)
         for first in range(0, self._documents, PART):
             places = np.arange(first, min(first + PART, self._documents))

@@ -175,7 +175,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
 
 
 class Rows(Protocol):
-    """An endless numbered sequence of rows."""
+    """A numbered sequence of rows, finite or endless."""
 
     @property
     def planes(self) -> int: ...
@@ -187,7 +187,7 @@ class Rows(Protocol):
         """Return a copy for a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the number of the sample after `samples`, and how many rows of each bucket are read by then ({} without a mix).
+        """Return the number of the sample after `samples`, and how many rows of each bucket have been read by then ({}: no mix).
 
         At the end of the data fewer samples than requested may be available.
         """
@@ -203,7 +203,7 @@ class Rows(Protocol):
 
 
 class FiniteRows(Rows, Protocol):
-    """Rows whose epochs are finite and of known length."""
+    """Rows that know how many samples are available in a given number of epochs."""
 
     def available(self, samples: range, epochs: int) -> int:
         """Return how many of the samples, counted from the first, are within `epochs` epochs."""

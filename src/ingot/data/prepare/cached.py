@@ -1,7 +1,7 @@
 """Text that is prepared on first use into a cache folder: the bundled sample, JSON lines and .txt files.
 
-The folder's name contains a hash of the tokenizer and, for a sample, of its text or, for files, of their names, sizes,
-modification times and buckets. Changed files are therefore prepared again, and a resumed run finds the data it started with.
+The folder's name contains a hash of the tokenizer and of the source: the text of a sample, or the names, sizes, modification
+times and buckets of files. Changed files are therefore prepared again, and a resumed run finds the data it started with.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Turn documents into a prepared folder: hold some out for validation, encode and write them, and resume after a kill.
+"""Turn documents into a prepared folder: hold some out for validation, encode and write them, and resume if interrupted.
 
 Text is streamed in blocks, so memory is bounded by the longest document. The folder is created atomically (staging.py). Every
-33.5 million tokens the written files are synced and their sizes recorded. After a kill, the same command resumes from the last
-such record: it reads the earlier text again but does not encode it.
+33.5 million tokens the written files are synced and their sizes recorded. After an interruption, the same command resumes from
+the last such record: it reads the earlier text again but does not encode it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def prepare(
         "".encode(encoding)  # raises for codecs that are not text encodings
         encoding = codecs.lookup(encoding).name
     except LookupError:
-        raise ConfigError(f"--encoding {encoding} is not the name of a text encoding, such as latin-1 or utf-16") from None
+        raise ConfigError(f"--encoding {encoding} is not a text encoding; give a name such as latin-1 or utf-16") from None
     ignored: list[Path] = []
     if buckets:
         files, val_files = ([path for paths in buckets[split].values() for path in paths] for split in SPLITS)
@@ -185,7 +185,7 @@ def prepare(
         if not buckets:
             for group, paths in ((files, inputs), (val_files, val_inputs)):
                 if paths is not None and not count_documents(group, text_field, 1, encoding):
-                    raise DataError(f"no documents in {', '.join(map(str, paths)) or 'no input'}; give files with text: {WHAT}")
+                    raise DataError(f"no documents in {', '.join(map(str, paths)) or 'the input'}; give files with text: {WHAT}")
         built = opened or learn_from(
             tokenizer,
             lambda: read_documents(files + val_files, text_field, advance, encoding),
@@ -230,7 +230,7 @@ def prepare(
 
 
 def _training_texts(blocks: RuledBlocks) -> Iterator[bytes]:
-    """Yield the documents of blocks that are not held out."""
+    """Yield the training documents of blocks, skipping those that are held out."""
     count = 0
     for rule, block in blocks:
         documents, _ = texts_of(block)

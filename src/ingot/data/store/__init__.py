@@ -1,1 +1,1 @@
-"""Tokens on disk: shard files, datasets, and writing a prepared folder."""
+"""Tokens on disk: shard files, datasets, and the writer of prepared folders."""

@@ -54,7 +54,7 @@ class ShardRecord(_Record):
 
 
 class BucketRecord(_Record):
-    """A named part of a split: consecutive documents, following those of the previous bucket."""
+    """A named part of a split: consecutive documents, starting where the previous bucket ends."""
 
     name: str
     documents: Count
@@ -66,8 +66,8 @@ class BucketRecord(_Record):
 class SplitRecord(_Record):
     """One split: its shards and its buckets, if it has any, in the order of the token stream.
 
-    `bytes` is the UTF-8 size of the original text and `piece_bytes` that of the decoded tokens; a lossless tokenizer makes them
-    equal.
+    `bytes` is the UTF-8 size of the original text and `piece_bytes` that of the decoded tokens; with a lossless tokenizer, they
+    are equal.
     """
 
     documents: Count
@@ -109,11 +109,11 @@ class Manifest(_Record):
 
 
 def identity(record: dict[str, Any]) -> str:
-    """Return the fingerprint of a dataset: equal for equal tokenizers, tokens, documents and bytes.
+    """Return the fingerprint of a dataset: a hash of its tokenizer, its shards with their checksums, and its counts.
 
-    The tokenizer file is covered by the tokenizer's own fingerprint, which does not depend on its compression. `piece_bytes` and
-    `buckets` are hashed only where they add information, and the index's checksum never is, so that data written before these
-    fields existed keeps its fingerprint.
+    The tokenizer file is covered by the tokenizer's own fingerprint, which does not depend on how the file was compressed.
+    `piece_bytes` and `buckets` are hashed only where they add information, and the index checksum is never hashed, so that data
+    written before these fields existed keeps its fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
     splits = {}
@@ -135,7 +135,7 @@ def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> Sp
 
 
 class Split(TokenStream):
-    """The tokens of one split and its document boundaries.
+    """The tokens and document boundaries of one split.
 
     `record` describes all files of the split; if damaged data is opened for an audit, the stream contains only readable files.
     `marks_after` is True if separators follow documents (EOS), and False if they precede documents (BOS).
@@ -188,7 +188,7 @@ class Split(TokenStream):
             marks = np.fromiter(self.positions(self._mark), np.int64) if self._mark is not None else np.empty(0, np.int64)
             if not len(marks):
                 command = f"ingot data convert {self.folder} --mark ID"
-                raise DataError(f"{self.folder} does not record where documents begin; make a folder that does with: {command}")
+                raise DataError(f"{self.folder} does not record where documents begin; convert it with: {command}")
             starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
         self._starts = starts
         return starts
@@ -198,7 +198,7 @@ class Split(TokenStream):
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
-        """Yield (name, documents without separators) for each bucket; a split without buckets is one bucket named None."""
+        """Yield (name, documents without separators) for each bucket; a split without buckets counts as one bucket named None."""
         if not self.is_prepared:
             yield None, cut(self, marks, self._marks_after)
             return
@@ -258,7 +258,7 @@ class NoTokenizer(DataError):
 
 @dataclass(eq=False)
 class Dataset:
-    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer."""
+    """Token data in any supported format: its splits and, if the data or the user specifies one, its tokenizer."""
 
     folder: Path
     format: str
@@ -346,8 +346,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash that is equal for datasets with the same tokenizer, tokens and documents.
 
-        For other programs' data it covers the name, size, first and last bytes of every file: enough to detect a change, and
-        fast even for a hundred files.
+        For other programs' data, it covers the name, the size, and the first and last bytes of every file: enough to detect a
+        change, and fast even for a hundred files.
         """
         if self.record is not None:
             return self.record.fingerprint
@@ -433,7 +433,7 @@ def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple
 
 
 def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
-    """Read dataset.json and check that it is consistent; None if it cannot be read."""
+    """Read dataset.json and check its consistency; add defects to `problems`, and return None if it cannot be used."""
     advice = AGAIN
     try:
         record = read_json(file)

@@ -1,4 +1,4 @@
-"""Token files: shards (a header of 256 int32 values, then the tokens, all little-endian) and files of tokens without a header.
+"""Token files: shards (a header of 256 int32 values, then the tokens, all little-endian) and files without a header.
 
 The header holds a magic number, the version and the token count, then zeros. Tokens are uint16 in version 1 and uint32 in version
 2, which vocabularies of more than 65,536 ids need. A file whose size does not match its header is an error: otherwise training on
@@ -147,7 +147,7 @@ def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
     try:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot map {path}: {error}") from error
+        raise DataError(f"cannot memory-map {path}: {error}") from error
 
 
 CHUNK_TOKENS = 1 << 22  # tokens scanned at a time

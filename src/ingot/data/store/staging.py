@@ -1,7 +1,7 @@
 """Staging: token data is written to a hidden folder that replaces the output atomically.
 
-The writing process locks the folder. A folder left by a killed process is resumed by the next one if its journal records the same
-work, and removed otherwise. The journal is JSON lines: a description of the work, then the points from which it can resume. An
+The writing process locks the folder. If a killed process left a folder, the next process resumes from it if the journal describes
+the same work, and empties it otherwise. The journal is JSON lines: a description of the work, then the points to resume from. An
 existing output is overwritten only if it contains nothing but token data: any other file may be the only copy of a text.
 """
 
@@ -75,7 +75,7 @@ def staged(
         folder.mkdir(exist_ok=True)
         lock = undo.enter_context(FolderLock(folder))
         if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
-            raise ConfigError(f"another process is writing {output}; wait for that process, or remove {folder} if it is gone")
+            raise ConfigError(f"another process is writing {output}; wait for that process or, if it is gone, remove {folder}")
         stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
 
         def abandon(kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -126,7 +126,7 @@ def check_output(output: Path, overwrite: bool) -> None:
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which is not known to be token data"
-        raise ConfigError(f"output {output} holds {holds}, so it is never replaced; give another folder")
+        raise ConfigError(f"output {output} holds {holds}, and anything but token data is never replaced; use another folder")
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
 
@@ -161,7 +161,7 @@ LOCK = ".download.lock"
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Replace an OSError that is raised during writing by an error with a readable message."""
+    """Convert an OSError raised while writing to `path` to a DataError with a readable message."""
     return files.writing(path, DataError, Setting("output"))
 
 

@@ -67,7 +67,7 @@ class Point(BaseModel):
     splits: dict[str, SavedSplit] = {}
 
     def files(self) -> dict[str, int]:
-        """Return the size in bytes that each file must at least have for the work to be resumed."""
+        """Return the minimum size in bytes that each file needs for the work to be resumed."""
         return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
 
 
@@ -143,7 +143,7 @@ class SplitWriter:
             state.piece_bytes += size
 
     def save(self) -> SavedSplit:
-        """Sync everything to disk and return `state`, an object that changes when documents are added."""
+        """Sync everything to disk and return `state` (not a copy: adding more documents changes it)."""
         if self._shard:
             self._shard.sync()
         self._index.flush()

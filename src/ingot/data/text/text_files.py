@@ -164,7 +164,7 @@ def field_text(record: Any, name: str) -> str:
         raise no_field(name, list(record), "field")
     text = record[name]
     if text is None:
-        raise DataError(f"field {name!r} is null; remove the record or give it an empty text")
+        raise DataError(f"field {name!r} is null; remove the record or use an empty string")
     if not isinstance(text, str):
         raise DataError(f"field {name!r} is not a string but {type(text).__name__}", TEXT_FIELD, advice=NAME_IT)
     try:
@@ -207,7 +207,7 @@ WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}
 
 
 def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
-    """Open a file, decompressed according to its suffix and converted to UTF-8; `advance` is called with the bytes just read."""
+    """Open a file, decompressed by its suffix and converted to UTF-8; `advance` is called with the number of bytes just read."""
     chunks = _chunks(path, advance)
     return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
 
@@ -302,9 +302,9 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                     (ignored if hidden or not kind_of(file) or not file.is_file() else files).append(file)
             elif not path.is_file():
                 hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
-                raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
+                raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of such files{hub}")
             elif not kind_of(path):
-                raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename the file if it is one")
+                raise DataError(f"cannot read {path}: inputs are {WHAT} files or folders; rename it if only its suffix is wrong")
             elif not path.stat().st_size:
                 raise DataError(f"{path} is empty; give a file with text")
             else:
@@ -318,7 +318,7 @@ def folder_of(path: Path) -> str:
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
-    """Return the commit of each dataset from the hub, which is part of the paths of its files in the hub's cache."""
+    """Return the commit of each dataset from the hub, taken from the paths of its files in the hub's cache."""
     matches = (CACHED.search(str(path)) for path in files)
     return {match["repository"].replace("--", "/"): match["commit"] for match in matches if match}
 

@@ -1,6 +1,6 @@
 """Tokenizers: encode text to ids, decode ids, and count the bytes of text that each id represents.
 
-Each kind has its own file. Tokenizer libraries are imported on first use, so that a byte model never loads them.
+Each kind has its own file. Tokenizer libraries are imported on first use, so the byte tokenizer never loads them.
 """
 
 from __future__ import annotations

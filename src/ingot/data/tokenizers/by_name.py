@@ -64,7 +64,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
         _refuse_bos(bos, name)
         raise ConfigError(f"a {name} tokenizer has to be learned from text first; prepare the text with --tokenizer {name}")
     if name == "number":
-        raise ConfigError("the tokenizer number is only for nanoGPT folders with a meta.pkl and ids that do not represent text")
+        raise ConfigError("the number tokenizer is only for nanoGPT folders with a meta.pkl and ids that do not represent text")
     path = user_path(name)
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)
@@ -111,7 +111,7 @@ def bpe_size(name: str) -> int:
     """Return N, the size of the vocabulary, from the tokenizer name `bpe:N`."""
     size = name.removeprefix(BPE)
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
-        raise ConfigError(f"{name} does not say how many ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
+        raise ConfigError(f"{name} has no valid number of ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
     return int(size)
 
 
@@ -197,7 +197,7 @@ class RoundTrips(NamedTuple):
 
     @property
     def fit(self) -> bool:
-        """True if so many samples round-trip that the tokenizer must have produced the tokens."""
+        """True if enough samples round-trip to conclude that this tokenizer produced the tokens."""
         return self.tried - len(self.wrong) >= MIN_MATCHING * self.tried
 
 

@@ -1,8 +1,8 @@
 """GPT-2's byte-level BPE, from merge ranks shipped with the package; nothing is downloaded.
 
-The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which precedes every document. Inside a text it is encoded as plain
-text. Vocabulary files are accepted if they contain exactly GPT-2's vocabulary; others are rejected, because such files do not
-specify how text is pre-tokenized.
+The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which precedes every document. If <|endoftext|> occurs in a text,
+it is encoded as plain text. Vocabulary files are accepted if they contain exactly GPT-2's vocabulary; others are rejected,
+because such files do not specify how text is pre-tokenized.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Any tokenizer.json, through the library `tokenizers`.
+"""Any tokenizer.json, read with the library `tokenizers`.
 
 The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, so their bytes are exact.
-Vocabularies that write a space as U+2581 are read like SentencePiece's, and every space counts as one byte. In all other files
-each id is decoded after a word, which is correct for words and subwords. Special tokens in a text are encoded as plain text.
+Vocabularies that write a space as U+2581 are read like SentencePiece's, with one byte per space. In other files, an id has the
+bytes that decoding it after a word adds: correct for words and subwords. Special tokens in a text are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _build(contents: bytes) -> Any:
                 longer = len(content) > len(pattern or "x")
                 growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
                 if growths[-1][1] > MAX_GROWTH:
-                    raise DataError("the replacements of this tokenizer.json can lengthen a text without bound")
+                    raise DataError(f"the replacements of this tokenizer.json can make a text over {MAX_GROWTH:,} times longer")
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -71,7 +71,7 @@ def without_file_names(model: bytes) -> bytes:
 
 @cache
 def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the rules that replace capitals by marks, and the rules that restore them.
+    """Return the rules that replace capitals with marked lower-case letters, and the rules that restore the capitals.
 
     A rule covers one or two capitals; longer words in capitals have a mark for every two letters.
     """
@@ -105,7 +105,7 @@ def train_tokenizer(
     `mark_capitals`: learn lower-case letters only and encode capitals as marks before them (sentencepiece only).
     """
     if output.suffix != SUFFIXES[kind]:
-        raise ConfigError(f"--output {output.name} must end in {SUFFIXES[kind]}, as the file of a {kind} tokenizer does")
+        raise ConfigError(f"--output {output.name} must end in {SUFFIXES[kind]}, the suffix of {kind} tokenizer files")
     if mark_capitals and kind != "sentencepiece":
         raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
     files, _ = find_files(inputs)
@@ -114,7 +114,7 @@ def train_tokenizer(
         settings = capital_rules(Path(folder)) if mark_capitals else {}
         contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size, settings)
     if contents is None:
-        raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
+        raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'the input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
@@ -125,7 +125,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """Learn a vocabulary of at most this size and return its file, None without any text; `settings` override SETTINGS."""
+    """Learn a vocabulary of at most this size and return its file (None if there is no text); `settings` override SETTINGS."""
     count, errors, settings = 0, list[BaseException](), settings or {}
 
     def portions() -> Iterator[str]:

@@ -1,14 +1,14 @@
 """SentencePiece models, and golf's rule for counting their bytes.
 
-The rule: control, unknown and unused ids have no bytes; a byte piece has one; any other piece has the UTF-8 bytes after its first
-U+2581, and one more for that U+2581 unless the previous id is control, unknown or unused. Published scores use this rule, so we
-follow it exactly: a second U+2581 in a piece counts as three bytes. The models normalise text and collapse white space, so the
+The rule: control, unknown and unused ids have no bytes; a byte piece has one; any other piece has its UTF-8 bytes, except that a
+leading U+2581 counts as one byte, or as none if the previous id is control, unknown or unused. Published scores use this rule, so
+we follow it exactly: a second U+2581 in a piece counts as three bytes. The models normalise text and collapse white space, so the
 sum is the size of the normalised text and not of the original. Capital marks (learn_vocabulary.py) have no bytes.
 
-Words can be encoded one by one (word_table.py) if no token spans two of them: 2.6 times faster with 1,024 ids and 3.8 times with
-8,192, on 24 MB of web text. `word_starts` proves this from the model file, for BPE only: merges produce only pieces of the
-vocabulary, so two characters that are adjacent in no piece are never merged, and the text before and after them is encoded
-independently. The normaliser replaces the longest matching key, so no key may extend across the start of a word; the library's
+If no token spans two words, each word can be encoded on its own (word_table.py), which is 2.6 times faster with 1,024 ids and 3.8
+times with 8,192, on 24 MB of web text. `word_starts` proves this from the model file, for BPE only: merges produce only pieces of
+the vocabulary, so two characters that are adjacent in no piece are never merged, and the text can be split between them without
+changing its ids. The normaliser replaces the longest matching key, so no key may extend across the start of a word; the library's
 built-in rules have no such key. If the proof fails for a model, the library encodes whole texts.
 """
 

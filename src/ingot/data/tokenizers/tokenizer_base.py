@@ -1,8 +1,8 @@
 """The interface of all tokenizers and their base classes.
 
-A tokenizer is defined by its spec: a JSON object that rebuilds it anywhere and contains the file it was made from. Tokenizers
-with equal fingerprints are the same; a fingerprint does not depend on how the file was compressed. Ids have 16 bits, or 32 if the
-vocabulary is larger than 65,536.
+A tokenizer is defined by its spec: a JSON object that contains the tokenizer file, if there is one, and suffices to rebuild the
+tokenizer anywhere. Tokenizers with equal fingerprints are the same; a fingerprint does not depend on how the file was compressed.
+Ids have 16 bits, or 32 if the vocabulary is larger than 65,536.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Tokenizer(ABC):
 
 
 def utf8(text: str) -> bytes:
-    """Encode `text` as UTF-8; if it contains half a surrogate pair, raise an error that gives the position."""
+    """Encode `text` as UTF-8; if it contains a lone surrogate, raise an error that gives the position."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -202,11 +202,11 @@ CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the first capitalis
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer with a table of pieces; None marks a special id, which represents no text and starts a new document."""
+    """A tokenizer with a table of pieces (the bytes of each id); None: a special id, which has no text and starts a document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
-        """Set the piece table; `spaced` tells which pieces begin with a word's leading space. With `adds_space` a space is
-        prepended to texts before encoding; with `counts_first_space` the space of a document's first piece counts as text."""
+        """Set the piece table; `spaced` is True for pieces that begin with a word's leading space. With `adds_space`, a space is
+        prepended to texts before encoding; with `counts_first_space`, a document's leading space counts as text."""
         self.vocab_size = len(pieces)
         self._pieces, self._adds_space, self._counts_first_space = pieces, adds_space, counts_first_space
         self._special = np.array([*(piece is None for piece in pieces), True])
@@ -239,7 +239,7 @@ class PieceTokenizer(Tokenizer):
 
 
 class FileTokenizer(PieceTokenizer):
-    """A piece tokenizer that is read from a file; its spec contains the file."""
+    """A PieceTokenizer that is read from a file; its spec contains the file."""
 
     contents: bytes
 
@@ -255,7 +255,7 @@ class FileTokenizer(PieceTokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the 256 characters that stand for bytes in byte-level vocabularies: printable ones unchanged, others from U+0100."""
+    """Return the byte of each character in byte-level vocabularies: printable bytes are unchanged, others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}

@@ -1,9 +1,9 @@
 """A cache from words to their ids, so that each word of a text is encoded by the library only once.
 
-A tokenizer may use it only if no token spans two words; it defines where words begin and must prove that this holds. A word
-begins at the start of a document, at a run of spaces, or at punctuation after an ASCII letter or digit. Words are looked up with
-numpy, a chunk of text at a time (a Python dict is three times slower); only cache misses reach the library. The keys are the
-words themselves and not hashes, so words never collide. The size is fixed: when the cache is full it is cleared.
+A tokenizer may use the cache only if it defines where words begin and proves that no token spans two words. A word begins at the
+start of a document, at a run of spaces, or at punctuation after an ASCII letter or digit. Words are looked up with numpy, a chunk
+of text at a time (a Python dict is three times slower); only cache misses reach the library. The keys are the words themselves
+and not hashes, so words never collide. The size is fixed: when the cache is full, it is cleared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets 
 class WordTable:
     """A cache of encoded words. `spaces` and `marks` are the ASCII characters that can begin words.
 
-    `encode` is the encoder of the library, for the few texts that cannot be encoded word by word, such as those with `foreign`.
+    `encode` calls the library for the few texts that cannot be encoded word by word, such as those that match `foreign`.
     """
 
     _words: int  # number of words in the table
@@ -137,7 +137,7 @@ class WordTable:
         return self._pool.take(places), ends, words
 
     def _look_up(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Numbers]:
-        """Return the value of each key, 0 if missing, and the row of the hash table where the key is or would be inserted."""
+        """Return the value of each key (0 if missing) and the row of the hash table that holds the key or is free for it."""
         mixed = keys[:, 0] * FACTORS[0] ^ keys[:, 1] * FACTORS[1] ^ keys[:, 2] * FACTORS[2]
         slots = ((mixed ^ (mixed >> np.uint64(29))) * FACTORS[0] >> np.uint64(64 - ROW_BITS)).astype(np.int64)
         values = np.zeros(len(keys), np.uint64)
@@ -151,7 +151,7 @@ class WordTable:
         return values, slots
 
     def _learn(self, words: list[tuple[bytes, bool]], is_kept: bool) -> dict[tuple[bytes, bool], int]:
-        """Encode distinct words into the pool and return the value of each; ids that are not kept are overwritten next time."""
+        """Encode distinct words into the pool and return their values; unless `is_kept`, the next call overwrites their ids."""
         values, used = {}, self._used
         for at_start in (True, False):
             some = [word for word, start in words if start is at_start]

@@ -83,7 +83,7 @@ def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
 class TokenCounts:
     """Counts from one pass over a split.
 
-    `ids` has the number of occurrences of each id in the vocabulary and some ids above it; the last entry counts all larger ids.
+    `ids` holds the count of each id in the vocabulary and of some larger ids; the last entry counts all remaining ids.
     `outside` is the position of the first token outside the vocabulary.
     """
 
@@ -131,9 +131,9 @@ def count_documents(
 class SplitInspection(SplitCounts):
     """The contents of a split: counts, ids and documents.
 
-    `vocabulary` holds its size, the number of ids used and never used, and of the most frequent ids the id, text (None if it is
-    special), count and share. `lengths` describes document lengths in tokens, including BOS; a histogram row has `low`, `high`
-    (inclusive) and `documents`. A beginning holds a document's number, first token, length in tokens and first words.
+    `vocabulary` holds its size, the numbers of used and unused ids, and a list of the most frequent ids, each with its text (None
+    if special), count and share. `lengths` describes document lengths in tokens, including BOS; a histogram row has `low`, `high`
+    (inclusive) and `documents`. `beginnings` lists documents with their number, offset, length in tokens and first words.
     """
 
     documents: int
@@ -155,7 +155,7 @@ class Inspection:
 def inspect(
     path: Path, split: str | None = None, *, tokenizer: str | None = None, top: int = 10, beginnings: int = 5
 ) -> Inspection:
-    """Inspect one split of a folder, by default all; list the `top` most frequent ids and the beginnings of some documents."""
+    """Inspect a split (default: all) of a folder; list the `top` most frequent ids and the beginnings of some documents."""
     dataset = open_for_audit(path, tokenizer)
     if dataset.problems:
         raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists all problems)")
@@ -498,9 +498,9 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
 
 @cache
 def _word_borders() -> dict[int, str]:
-    """Return a `str.translate` table that replaces all but letters and digits by spaces, and puts spaces around U+3000 and above.
+    """Return a `str.translate` table that replaces all but letters and digits with spaces and separates characters above U+3000.
 
-    Chinese, Japanese and Korean have no spaces between words, so every character counts as a word.
+    Chinese and Japanese have no spaces between words, so every character from U+3000 on counts as a word.
     """
     codes = (code for code in range(0x10000) if code >= 0x3000 or not chr(code).isalnum())
     return {code: f" {chr(code)} " if chr(code).isalnum() else " " for code in codes}

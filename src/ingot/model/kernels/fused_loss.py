@@ -1,14 +1,14 @@
 """Output head, softcap and cross-entropy as one operation, in bf16 or with FP8 matmuls.
 
-`fused_loss`: the logits of a micro-batch are stored once, in bf16, and overwritten with their gradient. Without fusion, the loss
-reads them, and the gradient, a second tensor, reads them again. Here one kernel reads a row, returns its loss and overwrites the
-row. The gradient is saved for the backward pass, which only scales it.
+`fused_loss`: the logits of a micro-batch are stored once, in bf16, and overwritten with their gradient. Without fusion, they are
+read once for the loss and again for the gradient, which is a second tensor. Here one kernel reads a row, returns its loss and
+overwrites the row. The gradient is saved for the backward pass, which only scales it.
 
 `fp8_loss`: the head's three matmuls in FP8 are twice as fast as in bf16, but less precise. Hidden states and weights have
 3 mantissa bits (e4m3), the gradient of the logits has 2 and a wider range (e5m2); accumulation is in float32. Scales are fixed
 powers of two, so that no maximum has to be computed before a matmul; values out of range saturate. The loss kernel writes the
 FP8 gradient to a second tensor, and the logits are freed before the backward pass. The weight parameter keeps its dtype: only
-the matmuls see rounded values, and gradients are computed as if nothing was rounded.
+the matmuls see rounded values, and gradients are computed as if nothing were rounded.
 """
 
 from __future__ import annotations

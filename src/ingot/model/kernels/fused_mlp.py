@@ -1,10 +1,10 @@
 """MLPs with the activation fused into the first matmul, and its derivative into a backward matmul; not fused on CPUs.
 
-`fused_mlp` is down(act(up(x))). Compiled without fusion, the activation reads the result of the first matmul, and the backward
-pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here the activation
-is applied to tiles before they are written. The squared ReLU only saves its output, whose root gives the derivative; GELU is not
-invertible, so pre-activations are saved, too. The matmuls are those of quack-kernels, or our Triton kernels if that package is
-missing or there is a bias, whose gradient the Triton kernel also computes.
+`fused_mlp` is down(act(up(x))). Without it, even in a compiled model, the activation reads the result of the first matmul, and
+the backward pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here the
+activation is applied to tiles before they are written. The squared ReLU only saves its output, whose root gives the derivative;
+GELU is not invertible, so pre-activations are saved, too. The matmuls are those of quack-kernels, or our Triton kernels if that
+package is missing or there is a bias, whose gradient the Triton kernel also computes.
 
 `fused_gated_mlp` is down(up(x) * silu(gate(x))), with the rows of `up` and `gate` interleaved in one matrix: a value and its gate
 are adjacent in a tile, and the backward pass needs one matmul for both. This requires quack-kernels and a Hopper GPU.

@@ -1,4 +1,4 @@
-"""Matmuls with one row per token, by quack-kernels on a Hopper GPU if the package is installed, otherwise by torch.
+"""Matmuls with one row per token, using quack-kernels on a Hopper GPU if the package is installed, otherwise torch.
 
 For outputs and input gradients of layers, quack-kernels is about 5% faster than cuBLAS on an H200, and supports fused epilogues
 (quack_matmul.py). Weight gradients still use cuBLAS, because quack-kernels is slower for a long inner dimension and few tiles.

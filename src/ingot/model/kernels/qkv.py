@@ -2,7 +2,7 @@
 
 One wide matmul is faster than three narrow ones, but only if a training step does not copy queries, keys or values into or out of
 one tensor. So queries and keys are normalised and rotated straight from the result of the matmul, values are read from it in
-place, and all three gradients are written straight into its gradient. The weights remain three parameters, which are concatenated
+place, and all three gradients are written straight into one tensor. The weights remain three parameters, which are concatenated
 as part of the cast to the dtype of matmuls.
 """
 
@@ -31,7 +31,7 @@ def projected_attention(
 ) -> Tensor:
     """Project x (B, T, C) to queries, keys and values with three layers; return the output of attention (B, T, H, D).
 
-    fused_rotation explains `tables`, `gain` (of the queries) and `epsilon`; flash_attention explains `starts`.
+    fused_rotation explains `tables` (as `rotary`), `gain` (of the queries) and `epsilon`; flash.py explains `starts`.
     """
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])

@@ -1,4 +1,4 @@
-"""Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), by quack-kernels, for Hopper GPUs.
+"""Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), using quack-kernels, for Hopper GPUs.
 
 quack-kernels is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, which are functions below:
 `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are written to

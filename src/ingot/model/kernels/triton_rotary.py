@@ -69,7 +69,7 @@ def _indices(  # type: ignore[no-untyped-def]
     rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the heads of a program (index, batch row, position, head number), and the indices and masks of their values."""
+    """Return the heads of this program (index, batch row, position, head number), and the indices and masks of their values."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < rows)[:, None]
     token = row // heads
