@@ -39,7 +39,7 @@ class Setting:
     def render(self, name: Rename) -> str:
         """Return the setting as shown to the user, with its path renamed by `name`."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # none for a renamed setting
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # omitted for a renamed setting
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 

@@ -76,11 +76,11 @@ def test_a_llama_of_transformers_gives_the_same_logits_here(folder):
     [
         ({"model_type": "mistral"}, ConfigError, r"model_type is 'mistral', but only 'gpt2' and 'llama' can be read"),
         ({"hidden_act": "gelu"}, ConfigError, r"hidden_act is 'gelu'; only silu"),
-        ({"head_dim": 32}, ConfigError, r"head_dim is 32, but only 16 can be read"),
+        ({"head_dim": 32}, ConfigError, r"head_dim is 32, but only 16 is supported"),
         (
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
             ConfigError,
-            r"scaled by 'yarn'; only default and linear",
+            r"rope_type is 'yarn'; only default and linear",
         ),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, CheckpointError, r"factor is 0, but must be"),
         ({"rope_parameters": [1]}, CheckpointError, r"rope_scaling is \[1\]"),

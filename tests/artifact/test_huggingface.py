@@ -229,7 +229,7 @@ def test_a_model_in_parts_is_read(tmp_path):
         ({"n_layer": "2"}, CheckpointError, r"n_layer is '2'"),
         ({"n_layer": True}, CheckpointError, r"n_layer is True"),
         ({"n_layer": None}, CheckpointError, r"n_layer is None"),
-        ({"n_layer": 10**9}, CheckpointError, r"says 1,000,000,000 layers"),
+        ({"n_layer": 10**9}, CheckpointError, r"specifies 1,000,000,000 layers"),
         ({"n_layer": 3}, CheckpointError, r"no tensor h\.2\.ln_1\.weight"),
         ({"n_layer": 1}, CheckpointError, r"a tensor 'h\.1\..*' that gpt2 models do not have"),
         ({"n_embd": 64}, CheckpointError, r"wte\.weight has shape \[300, 32\], but config\.json implies \[300, 64\]"),
@@ -257,7 +257,7 @@ def test_json_that_is_damaged_is_refused(folder, name, content):
 def test_an_index_cannot_name_files_elsewhere(folder, file):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": file}}))
-    with pytest.raises(CheckpointError, match=r"does not name the files of the weights"):
+    with pytest.raises(CheckpointError, match=r"does not list the weight files"):
         read_model(folder)
 
 
@@ -309,7 +309,7 @@ def test_tensors_that_are_not_those_of_gpt2_are_refused(tmp_path, change):
     records = model_records(ours())
     extra = TensorRecord("transformer.extra", "F32", (1,), memoryview(struct.pack("<f", 1.0)))
     wrong = {"more": [*records, extra], "less": [r for r in records if "mlp.c_fc.weight" not in r.name]}[change]
-    with pytest.raises(CheckpointError, match=r"no tensor .*extra|no tensor .*c_fc\.weight"):
+    with pytest.raises(CheckpointError, match=r"the tensor transformer\.extra does not belong|no tensor .*c_fc\.weight"):
         write_model(tmp_path / "hf", wrong, OURS, None)
     assert not list(tmp_path.iterdir())
 

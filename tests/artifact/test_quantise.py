@@ -324,7 +324,7 @@ def test_a_small_tensor_that_float16_cannot_hold_stays_as_it_is(quantiser):
 
 
 def test_a_format_that_cannot_hold_the_weights_is_refused():
-    with pytest.raises(CheckpointError, match=r"w contains values out of F16's range; choose the dtype bf16 or fp32"):
+    with pytest.raises(CheckpointError, match=r"w contains values outside F16's range; choose bf16 or fp32"):
         stored(torch.tensor([1e6]), "none", dtype="fp16")
 
 
@@ -366,5 +366,5 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("parts", "formats"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_parts_that_do_not_fit_together_are_refused(parts, formats):
-    with pytest.raises(ValueError, match=r"^'w"):
+    with pytest.raises(ValueError, match=r"^(the scales in )?'w"):
         dequantise({part.name: part for part in parts}, formats)

@@ -90,7 +90,7 @@ def test_a_file_alone_is_prepared_by_bytes_in_a_folder_of_its_name(ingot, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [([], "no input is given; name a file or folder"), (["a.txt", "b.txt"], "name the folder to write")]
+    ("words", "said"), [([], "no input is given; name a file or folder"), (["a.txt", "b.txt"], "--output DIR")]
 )
 def test_what_is_missing_of_a_preparation_is_told(ingot, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)

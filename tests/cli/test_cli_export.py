@@ -247,7 +247,7 @@ def test_a_folder_that_is_no_run_is_named(call, tmp_path):
 def test_an_artifact_belongs_to_no_run_and_needs_an_output(call, run):
     call("export", run, "--codec", "zlib", "--no-score")
     result = call("export", run / "artifact" / "model.ingot", "--no-score")
-    assert "is not in a run folder; name the file to write with --output" in str(result.exception)
+    assert "is not in a run folder; give the output path with --output" in str(result.exception)
 
 
 def test_a_damaged_artifact_is_refused_by_every_verb(ingot, call, run):

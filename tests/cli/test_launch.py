@@ -134,8 +134,8 @@ else:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"nproc": 0}, "--nproc-per-node 0"),
-        ({"nproc": 1, "nnodes": 2, "node_rank": 2, "master_port": 1234}, "--node-rank 2"),
+        ({"nproc": 0}, "--nproc-per-node must be .* not 0 "),
+        ({"nproc": 1, "nnodes": 2, "node_rank": 2, "master_port": 1234}, "--node-rank 0 to 1, not .* 2$"),
         ({"nproc": 1, "nnodes": 2}, "--master-port"),
         ({"nproc": 1, "master_port": 70000}, "--master-port 70000"),
     ],

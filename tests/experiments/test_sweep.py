@@ -85,7 +85,7 @@ def test_a_failed_run_is_told_in_the_table_and_by_the_exit_code(tiny_words, caps
     words = [word for word in tiny_words if "device" not in word]
     code, out, err = said(capsys, "sweep", "--vary", "training.device=cpu,cuda:7", "--seeds=1", *words)
     assert code == 1 and "device=cpu  " in out and "seed 1: failed" in out
-    assert "1 of 2 runs failed, runs/sweep/device=cuda-7/seed-1 because" in err.splitlines()[-1]
+    assert "1 of 2 runs failed (runs/sweep/device=cuda-7/seed-1: training.device=cuda:7" in err.splitlines()[-1]
     assert "the same command tries them again" in err.splitlines()[-1]
 
 

@@ -79,7 +79,7 @@ def test_chunks_give_the_same_loss_without_gradients(softcap):
     hidden, weight, targets = case()
     whole, chunked = head_loss(hidden, weight, targets, softcap), head_loss(hidden, weight, targets, softcap, 4)
     assert not chunked.requires_grad
-    torch.testing.assert_close(chunked, whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=0)
 
 
 def test_gradients_follow_the_scale_of_the_loss():

@@ -16,7 +16,7 @@ from ingot.errors import ConfigError
 
 CODECS = ("none", "zlib", "lzma", "rans")
 CHUNK_BYTES = 1 << 20
-# LZMA dictionaries larger than 8 MiB do not help with weights; compressing takes ten times the dictionary's size in memory.
+# LZMA dictionaries larger than 8 MiB do not help with weights, and compression needs ten times the dictionary size in memory.
 # Tuning LZMA's parameters lc, lp and pb saves 1% on quantised codes but costs 4% on floats.
 LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 23}]
 LZMA_MEMORY_BYTES = 1 << 27  # memory limit for decompression; 8 MiB dictionaries need far less

@@ -23,7 +23,7 @@ from ingot.errors import CheckpointError
 from ingot.runtime.files import open_to_read, readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
-MAGIC = b"\x89INGOT\r\n"  # not valid text; a transfer that converts line endings damages it
+MAGIC = b"\x89INGOT\r\n"  # like PNG's signature: not valid text, and broken by a transfer that converts line endings
 VERSION = 1
 MAX_HEADER = 4096
 PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's JSON header; the checksum follows

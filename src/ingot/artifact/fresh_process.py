@@ -16,8 +16,8 @@ from ingot.runtime.ranks import without_ranks
 
 RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
 SCORING = "scoring the artifact"  # name of this phase in progress reports
-ROWS = re.compile(r"^rows (\d+) of (\d+)$", re.MULTILINE)  # progress lines that the process prints to stderr
-LOOK_SECONDS = 0.25  # interval between calls of `stop`, even while the child prints nothing, as when it loads the model
+ROWS = re.compile(r"^rows (\d+) of (\d+)$", re.MULTILINE)  # progress lines that the child prints to stderr
+LOOK_SECONDS = 0.25  # interval between calls to `stop`, even while the child prints nothing, such as during model loading
 
 
 def score_in_fresh_process(

@@ -101,7 +101,7 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
 FILE, MODELFILE = "model.gguf", "Modelfile"
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 GROUP = 32  # number of adjacent weights in a row that share a scale in q8_0
-# Maps the parts of our tensor names, for both model families, to the parts of GGUF's tensor names.
+# Maps parts of our tensor names, for both model families, to the corresponding parts of GGUF's names.
 BLOCK = {
     "attn.c_attn": "attn_qkv", "attn.q_proj": "attn_q", "attn.k_proj": "attn_k", "attn.v_proj": "attn_v",
     "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.c_up": "ffn_up", "mlp.c_gate": "ffn_gate",
@@ -136,7 +136,7 @@ def write_gguf(
         for key, value in (keys | vocabulary).items():
             getattr(writer, f"add_{key}")(value)
         for key, array in tensors.items():
-            exact = array.ndim < 2 or key.startswith("position_embd")  # kept in fp32: gains, biases and positions
+            exact = array.ndim < 2 or key.startswith("position_embd")  # kept in fp32: gains, biases and position embeddings
             # q8_0 needs rows whose length is a multiple of GROUP; other tensors become fp16.
             stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
             if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
@@ -166,7 +166,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
         if inner in ("attn.q_proj", "attn.k_proj"):
             heads = settings["heads"] if inner == "attn.q_proj" else settings["kv_heads"] or settings["heads"]
             halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
-            array = halves.swapaxes(1, 2).reshape(array.shape)  # the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)
+            array = halves.swapaxes(1, 2).reshape(array.shape)  # rows i and i + D / 2 of a head become rows 2i and 2i + 1
         found[f"blk.{layer}.{BLOCK[inner]}.{kind}"] = array
     if settings["family"] == "gpt2":
         for name, array in list(found.items()):

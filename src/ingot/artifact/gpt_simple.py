@@ -33,12 +33,12 @@ MODEL_KEYS: dict[str, str | None] = {
     "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
     "attention_mode": None,  # Ingot's counterpart is a data setting, data.document_mask
 }  # fmt: skip
-# Keys that determine the shapes of the weights; gpt-simple resumes a run only if they are unchanged.
+# Keys that define the architecture; gpt-simple resumes a run only if they are unchanged.
 ARCH_KEYS = (
     "vocab_size", "n_embd", "n_layer", "n_head", "n_kv_head", "n_positions", "activation", "mlp_type", "intermediate_size",
     "norm", "tie_word_embeddings", "use_bias", "qkv_bias", "attn_out_bias", "mlp_bias",
 )  # fmt: skip
-ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # gpt-simple's values that have other names in ingot
+ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # gpt-simple's values that Ingot names differently
 
 
 @dataclass(frozen=True)

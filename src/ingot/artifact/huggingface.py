@@ -42,10 +42,10 @@ class Layout:
     """How Hugging Face's files store one model family. Tensor names here omit `prefix`, which only some files have."""
 
     prefix: str
-    written_prefix: str  # prefix in the files that we write; GPT-2 has none, as on the hub: MLX cannot read files with a prefix
+    written_prefix: str  # prefix in files that we write; none for GPT-2, as on the hub: MLX cannot read GPT-2 files with a prefix
     embedding: str
     transposed: tuple[str, ...]
-    buffers: re.Pattern[str]  # tensors in old files that are ignored because the settings determine them
+    buffers: re.Pattern[str]  # buffers in old files, ignored because the settings determine them
     fixed: Mapping[str, tuple[object, ...]]  # keys of config.json that affect the architecture, and the values that we support
     settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts Hugging Face's config.json to our `model` section
     config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our `model` section to Hugging Face's config.json

@@ -20,12 +20,12 @@ from ingot.model.settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
-BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; int8 stores the tensors that they leave out
+BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors that they skip are quantised with int8
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors with at most this many elements are stored as floats
 LARGEST = np.float32(127)  # codes range from -127 to 127
 GOLF_QUANTILE = 99.99984 / 100  # magnitudes above this quantile of a row are clipped
-QUANTILE_LIMIT = 1 << 24  # float32 cannot represent all larger integers, and torch.quantile rejects larger inputs
+QUANTILE_LIMIT = 1 << 24  # float32 cannot represent every integer above this, and torch.quantile rejects larger inputs
 BLOCK = 1 << 22  # elements processed at once
 
 Float32 = NDArray[np.float32]

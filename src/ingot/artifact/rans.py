@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRECISION = 16  # bits of a frequency and of an output word
-WHOLE = 1 << PRECISION  # sum of the frequencies of a table
+WHOLE = 1 << PRECISION  # sum of all frequencies in a table
 LOW = 1 << 24  # states are in [2^24, 2^40); LOW is 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
 TURNS = 1 << 14  # maximum number of symbols per state; every state costs three bytes, but fewer states are slower
 FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
-LEAST = 2048  # smaller parts (in bytes) are stored uncoded, without frequency tables
+LEAST = 2048  # parts of fewer bytes are stored uncoded, without frequency tables
 PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte position within an item has its own frequency table
 COUNT = struct.Struct("<I")
 SECTION = struct.Struct("<BQ")  # item size (0: bytes stored uncoded in the head) and number of bytes
@@ -56,7 +56,7 @@ def decode(data: memoryview, size: int) -> bytes:
         raise ValueError("it is cut short")
     unpacker = zlib.decompressobj()
     try:
-        # The limit allows a few thousand empty parts, each of which takes nine bytes of the head.
+        # The extra 1 MiB leaves room for empty and very small parts: each has a nine-byte entry in the head.
         head = memoryview(unpacker.decompress(data[COUNT.size : head_end], 2 * size + (1 << 20)))
     except zlib.error as error:
         raise ValueError(str(error)) from None

@@ -237,7 +237,7 @@ Inputs = Annotated[
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="Same as PATH; may be repeated.")]
 TextField = Annotated[str, Option(metavar="NAME", help="Field or column that contains the text.")]
-LARGE_VOCABULARY = 8192  # from this many ids on, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
+LARGE_VOCABULARY = 8192  # with this many ids or more, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
 
 

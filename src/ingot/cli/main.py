@@ -24,7 +24,7 @@ from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-# The module in ingot.cli and the function of each command; for a group of commands, its typer app instead of a function.
+# The module in ingot.cli and the function of each command or, for a group of commands, the module and the typer app.
 GROUPS = {
     "Train and use a model": {
         "train": "train.train",

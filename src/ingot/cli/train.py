@@ -88,7 +88,7 @@ def train(
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # takes a second, so the live line is shown first
+        from ingot.preflight.validate import check_before_training  # takes a second to import, so the live line is shown first
         from ingot.train.start import run
 
         reporter.waiting("checking the run")

@@ -41,7 +41,7 @@ class Given:
 
 
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
-    """Return the model family and the values of its settings.
+    """Return the model family and the given values that are valid with it; append errors to `problems`.
 
     A source that selects a family discards values from lower sources for settings that this family does not have. Values from
     the same source or from higher sources must be for settings of the selected family.
@@ -145,7 +145,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
     for path, mistakes in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, mistakes
-        within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping can mix origins
+        within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # keys of one mapping can differ in origin
         origin = within.get(mistakes[0]["path"][:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
         if mistakes[0]["type"] == "missing":
             problems.append(f"{setting.path} is not set ({setting.description.rstrip('.')})")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ingot.config.schema import Config
 
 FLOAT = 4  # bytes per fp32 value
-ACTIVATIONS = {True: 2.0, False: 34.0}  # stored activations per token, channel and block, by whether blocks are recomputed
+ACTIVATIONS = {True: 2.0, False: 34.0}  # activations stored per token, channel and block, with (True) or without recomputation
 FULL = 0.75  # fraction of device memory to use; the rest is a margin, because the estimate is rough
 HELD_STEPS = 4  # steps whose rows are in memory at once: two prefetched, one being copied to the device, one being computed
 
@@ -56,5 +56,5 @@ def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int
         return int(t.gradient_checkpointing)
     if memory is None or (size := model_size(config, vocab_size)) is None:
         return 0
-    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # with auto, only one row must fit
+    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # with auto, it is enough that one row fits
     return int(state_bytes(config, size) + rows * row_bytes(config, vocab_size, False) > FULL * memory)

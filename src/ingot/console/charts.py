@@ -53,7 +53,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
         for name, points in panel.lines:
             xs, ys = zip(*points, strict=True)
             marker = "o" if len(xs) < MAX_MARKED_POINTS else None
-            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # the space keeps "_x" visible
+            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # matplotlib hides labels such as _x
         axes.set_title(panel.title, parse_math=False, fontsize=10)
         axes.set_xlabel(panel.axis)
         axes.xaxis.set_major_formatter("{x:,.0f}")

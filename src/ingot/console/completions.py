@@ -29,7 +29,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is None and sys.stdin is None:
         raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
     with readable(file or Path("stdin"), DataError):
-        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # keeps line breaks
+        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # binary mode keeps \r\n
     return text.removesuffix("\n").removesuffix("\r")
 
 

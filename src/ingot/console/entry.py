@@ -33,7 +33,7 @@ from ingot.runtime.processes import process_age, safe_path
 from ingot.runtime.ranks import ranks_from_environment
 
 MODEL_MODULE_PREFIX = "ingot_model_"  # prefix under which model/registry.py imports users' model files
-MAX_FRAMES = 3  # an error shows at most this many innermost stack frames of the user's file
+MAX_FRAMES = 3  # an error shows at most this many stack frames of the user's file, the innermost ones
 
 
 def _user_error(error: BaseException) -> IngotError | None:
@@ -43,7 +43,7 @@ def _user_error(error: BaseException) -> IngotError | None:
         reason = error.strerror or message
         return RunError(reason if error.filename is None else f"{error.filename}: {reason}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # from torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
             "out of memory",
@@ -156,7 +156,7 @@ def process_start() -> float:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
     age = process_age()
-    return time.time() - (age if age is not None else time.process_time())  # if the age is unknown, CPU time is close
+    return time.time() - (age if age is not None else time.process_time())  # CPU time is a close estimate of the age
 
 
 def say(line: str) -> None:

@@ -26,7 +26,7 @@ from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
 _Rank = subprocess.Popen[bytes]
-# An event is a received signal, or an ended rank and its exit code; SimpleQueue.put() is safe in a signal handler.
+# An event is a received signal, or a rank that has exited and its exit code; SimpleQueue.put() is safe in a signal handler.
 _Events = queue.SimpleQueue[tuple[_Rank, int] | signal.Signals]
 
 
@@ -53,7 +53,7 @@ def launch(
         raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
     if master_port is not None and not 1 <= master_port <= 65535:
         raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
-    # -P: as with the `ingot` script, a stray random.py in the working directory is not imported.
+    # With -P, as with the `ingot` script, Python does not import a stray random.py from the working directory.
     hold_back = command is None and nnodes == 1
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}

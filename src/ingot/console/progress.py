@@ -222,7 +222,7 @@ class LiveReporter(LineReporter):
         super().evaluation(report)
 
     def phase(self, number: int, tokens: int) -> None:
-        pass  # shown in the live line
+        pass  # not shown: log.txt records it
 
     def end(self, result: Any) -> None:
         pass  # nothing to show: the command prints the result

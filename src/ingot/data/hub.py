@@ -45,7 +45,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CONVERTED = "refs/convert/parquet"  # revision with the copy that the hub converted to CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # written for CONFIG in a dataset name: the files of all configurations
+EVERY = "*"  # as CONFIG in a dataset name, selects the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     if not parts:
         raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
     hub = Hub(parts["repository"])
-    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # deleted when the cache is deleted
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # inside the cache, to be deleted with it
     try:
         listing = hub.listing()
         card = (listing.card.get("configs") if listing.card else None) or []
@@ -259,7 +259,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         folder = str(selected.get("data_dir") or "").strip("/")
         entries = selected.get("data_files", "**")
         entries = entries if isinstance(entries, list) else [entries]
-        by_split = all(isinstance(entry, dict) for entry in entries)  # otherwise the split is recognised by the paths
+        by_split = all(isinstance(entry, dict) for entry in entries)  # otherwise the split is inferred from the paths
         paths = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
         patterns = []
         for path in chain.from_iterable(path if isinstance(path, list) else [path] for path in paths):

@@ -171,7 +171,7 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times: equally often on all ranks.
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times (with empty batches at the end).
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0

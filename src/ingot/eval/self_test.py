@@ -17,7 +17,7 @@ from ingot.eval.evaluator import Evaluator
 from ingot.runtime.tensors import IGNORED, Batch
 
 ROWS, POSITIONS = 4, 4  # number of rows that are checked, and of positions in each row
-SAME_SHAPE_TOLERANCE = 1e-3  # in nats; two passes of the same shape differ only by rounding errors, which are far smaller
+SAME_SHAPE_TOLERANCE = 1e-3  # in nats; two forward passes of the same shape differ only by rounding errors, which are far smaller
 TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # in nats per token; passes of different shapes may use different kernels
 
 Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # type of a backend's score_rows

@@ -120,7 +120,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
-    if score != "artifact_bpb" and at not in (None, steps):  # `at` is None for older versions
+    if score != "artifact_bpb" and at not in (None, steps):  # None in results of older versions
         raise CheckpointError(
             f"{path} has the {score} of step {at}, not of its last step {steps}; train it with evaluation.at_end=true"
         )

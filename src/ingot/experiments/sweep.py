@@ -314,7 +314,7 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
         run, error = Run(trial.folder), (errors or {}).get(trial.folder)
         record = run.record()
         status, speed, seconds = record["status"], record["tokens_per_second"], record["elapsed_seconds"] or 0.0
-        if status == "unreadable":  # it has not started
+        if status == "unreadable":  # no readable state.json yet
             status = "failed" if error else "waiting"
         else:
             error = error or record["error"]

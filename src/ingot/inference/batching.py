@@ -20,8 +20,8 @@ from ingot.errors import IngotError, RunError
 from ingot.inference.model import AT_ONCE, BATCH_TOKENS, LoadedModel
 from ingot.inference.scoring import score_batches, score_rows
 
-BATCH_WAIT_SECONDS = 0.004  # how long a request waits for others to share its batch; about one step of a small model
-MAX_BATCHES = 4  # maximum number of alternating batches; later requests wait
+BATCH_WAIT_SECONDS = 0.004  # how long a request waits for others to share its batch; about the time of one step of a small model
+MAX_BATCHES = 4  # maximum number of concurrent batches, which take turns; later requests wait
 SCORE_EVERY = 16  # number of streamed tokens that are scored at once
 
 

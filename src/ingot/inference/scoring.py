@@ -45,12 +45,12 @@ def score_batches(
 
     Every rank must pass the same rows. Raises Interrupted on all ranks if `stop` returns True on any of them.
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first, so that a lack of memory shows at once
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first, so that running out of memory happens early
     most, ranks = BATCH_TOKENS, backend.ranks
     while order:
         parts, end = [], 0
         for _ in range(ranks.world_size):
-            # A rank without rows left scores the last row again and drops the result.
+            # A rank with no rows left scores the last row again and discards the result.
             longest = len(rows[order[min(end, len(order) - 1)]])
             parts.append(order[end : end + max(1, most // longest)])
             end += len(parts[-1])

@@ -48,7 +48,7 @@ class _ChunkedLoss(torch.autograd.Function):
             d_x.copy_((grad @ w).masked_fill_(ignored, 0.0))
             if grad.dtype == torch.float32:
                 d_weight.addmm_(grad.T, h)
-            else:  # float32 on GPUs, so that sums over tokens neither overflow nor are rounded twice
+            else:  # float32 output on GPUs, so that sums over tokens cannot overflow and are rounded only once
                 d_weight += torch.mm(grad.T, h, out_dtype=torch.float32) if grad.is_cuda else grad.T @ h
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype

@@ -42,7 +42,7 @@ from ingot.model.settings import FRONTIER_CONTROL as CONTROL
 from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
 EPSILON = 1e-6  # added to the mean square when a vector is normalised
-UNIFORM = 0.68  # initial weights: uniform, at most UNIFORM * sqrt(3 / width); with UNIFORM = 1, bits per byte are 0.0006 higher
+UNIFORM = 0.68  # initial weights: uniform in +-UNIFORM * sqrt(3 / width); with UNIFORM = 1, bits per byte are 0.0006 higher
 
 
 def norm(x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class FrontierAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return the output (N, H, D) of each head."""
         q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # q: (B, T, H, D), k and v: (B, T, K, D)
-        # Keep the heads of a token together until attention, so that the output of attention has the layout of the next matmul.
+        # Keep the heads of a token together until attention, so that its output has the layout the next matmul needs.
         if self.fused_rotary and cache is None:
             cos, sin = at.rotary
             q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
@@ -139,7 +139,7 @@ class FrontierAttention(nn.Module):
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
         """Replace the unrotated dimensions of keys (B, S, K, D) by those of the previous token of the document, if any."""
-        # The cache stores unmodified keys, so that the key of the previous token is always available here.
+        # The cache stores keys as they were before this replacement, so the key of the previous token is always available here.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
@@ -247,7 +247,7 @@ class Frontier(LanguageModel):
         weight, kind = self.embedding.weight, self.embedding.weight.device.type
         autocast = kind != "meta" and torch.is_autocast_enabled(kind)
         x0 = norm(self.embedding(flat).to(torch.get_autocast_dtype(kind) if autocast else weight.dtype))  # (N, C)
-        x = x0.view_as(x0)  # a new tensor, because a block whose two inputs are the same tensor would be compiled again
+        x = x0.view_as(x0)  # a new tensor, because a block whose two inputs are the same tensor would be recompiled
         for i, block in enumerate(self.blocks):
             x = block(x, x0, flat, at, cache[i] if cache else None)
         return norm(x).view(*tokens.shape, -1)
@@ -290,7 +290,7 @@ class Frontier(LanguageModel):
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)  # (B * T, C), so that one graph of the loss serves all row lengths
+        x = self.hidden(tokens, documents=documents)  # (B, T, C); flattened below, so that one loss graph serves all row lengths
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:

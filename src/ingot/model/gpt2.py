@@ -104,7 +104,7 @@ def initialise(model: nn.Module, layers: int) -> None:
 class GPT2(LanguageModel):
     """GPT-2 as nanoGPT trains it."""
 
-    fused_stream = False  # during training, store the residual stream in the dtype of matmuls
+    fused_stream = False  # during training, store the residual stream in the matmul dtype
 
     Settings = GPT2Settings
 

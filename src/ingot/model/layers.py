@@ -212,12 +212,12 @@ FLEX_HEAD_SIZE = 16  # FlexAttention supports no smaller head size
 class Boundaries(NamedTuple):
     """Document boundaries for FlashAttention 4, which takes these instead of a mask over pairs of tokens."""
 
-    starts: Tensor  # (N), offsets of documents; kernels/flash.py describes them
+    starts: Tensor  # (N), offsets of documents, as described in kernels/flash.py
 
 
 Mask = Tensor | BlockMask | Boundaries
-# Implementations of attention. The first two are torch's, with key and value heads repeated for each query head or grouped.
-# The others are FlashAttention 4, and the same with cuDNN's forward pass where that is possible.
+# Implementations of attention: torch's with key and value heads repeated, torch's with grouped heads (enable_gqa),
+# FlashAttention 4, and FlashAttention 4 with cuDNN's forward pass where possible.
 Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 
 

@@ -131,7 +131,7 @@ class LlamaBlock(nn.Module):
 class Llama(LanguageModel):
     """The Llama architecture as gpt-simple trains it."""
 
-    fused_stream = False  # during training, store the residual stream in the dtype of matmuls
+    fused_stream = False  # during training, store the residual stream in the matmul dtype
 
     Settings = LlamaSettings
 

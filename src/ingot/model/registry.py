@@ -48,7 +48,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
         raise ValueError(
             f"model.file={file}: Model() takes no argument {unknown[0]!r}; its arguments are {', '.join(sorted(names))}"
         )
-    # Pass those standard settings that the constructor has as parameters, and everything in `model.settings`.
+    # Pass the standard settings that the constructor accepts, and everything in `model.settings`.
     arguments = {name: value for name, value in standard.items() if takes_all or name in names} | dict(extra)
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
     if missing := [name for name in required if name not in arguments]:

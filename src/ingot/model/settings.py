@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
 KV_HEADS = "Number of key/value heads; each serves heads / kv_heads query heads. null: the same as heads."
 ROPE_BASE = "Base of the rotary embedding: the slowest-rotating dimensions take about 2 pi * rope_base tokens for a full turn."
-# Schema metadata of a setting all of whose values can be exported; for other settings, `portable` lists the values that can.
+# Schema metadata of a setting whose values can all be exported; for other settings, `portable` lists the values that can.
 PORTABLE = Field(json_schema_extra={"portable": {"huggingface": "any", "gguf": "any"}})
 MOST = 2**53  # largest value of an integer setting, because JSON readers round larger integers
 Positive = Annotated[int, Field(ge=1, le=MOST)]

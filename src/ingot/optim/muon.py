@@ -22,7 +22,7 @@ from ingot.config.schema import OptimizerSection
 Polynomial = tuple[float, float, float]  # the coefficients a, b, c of ax + bx³ + cx⁵
 
 LOWEST = 1e-3  # smallest singular value that five iterations of Polar Express map near one
-# Rounding may push a value above the interval, where polynomials diverge, so all but the last are stretched by this factor.
+# Rounding may push a value above the interval, where polynomials diverge; this factor stretches all polynomials but the last.
 SAFETY = 1.01
 # Polynomials are fitted only above this fraction of the upper bound; they multiply smaller values by their slope at zero.
 # The best polynomial for a wider interval would come close to zero inside the interval, where rounding errors dominate.
@@ -171,7 +171,7 @@ def update_matrices(
         update = equal_rows(update)
     if o.beta2 is not None and squares_before is not None:
         update, squares = normalise_neurons(update, squares_before, o.beta2)
-    # Rows of a tall semi-orthogonal matrix have norms below one (in a square matrix, one); the factor compensates for that.
+    # Rows of a square orthogonal matrix have norm one, those of a tall semi-orthogonal one less; the factor compensates for that.
     update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
     decay = lr * weight_decay
     if skip is not None:
@@ -180,7 +180,7 @@ def update_matrices(
         squares = None if squares is None or squares_before is None else torch.where(stays, squares_before, squares)
         decay = decay * (1.0 - skip)
     if o.decays:
-        # `cautious` decays only those weights that the update moves towards zero as well.
+        # `cautious` decays only the weights that the update also moves towards zero.
         params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
     momentum_before.copy_(after)
     if squares_before is not None and squares is not None:
@@ -201,7 +201,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
         self._compiled = compiled
         self._update_matrices = torch.compile(update_matrices, dynamic=False) if compiled else update_matrices
-        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # by name of the state and id(first parameter)
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # keyed by state name and id(first parameter)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -227,7 +227,7 @@ class Muon(torch.optim.Optimizer):
                     steps=polynomials(group["coefficients"], group["iterations"]),
                     normalise_rows=group["normalise_rows"],
                     beta2=group["beta2"],
-                    # Always True in a compiled step, which would need a second graph if a schedule lowers the decay to 0.
+                    # Always True in a compiled step, which would need a second graph if a schedule lowered the decay to 0.
                     decays=bool(group["weight_decay"]) or self._compiled,
                     cautious=group["cautious"],
                 )

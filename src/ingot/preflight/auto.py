@@ -35,21 +35,21 @@ RECIPE = "auto"
 # Of the two models of the recipe frontier, the larger one is better after 300 s on an H200; it trains on 6 tokens per weight.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
-STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
+STEPS = 2500  # target number of steps: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
 SMALLEST = 2048  # minimum tokens per step: in 50 s one core reached 2.499 bits per byte, and 2.540 with half as many tokens
-# Maximum epochs over little data: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
+# Maximum number of epochs: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
 # With OF_LITTLE and steps of 512 tokens instead of 2,048, the byte model (of width 32) reached 3.27 bits per byte after 8 epochs.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens read per weight of a model with little data; half the width was better by 0.03 bits per byte
+READ_PER_WEIGHT = 20.0  # tokens read per weight when data is scarce; there, half the width was better by 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
 GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s with 28 M weights, H200 at 782 TFLOP/s
-PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
+PROBE_SECONDS = 1.5  # without a GPU, training steps are timed for this long
 # Best vocabulary for this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42, bytes 2.55.
 # The models of the recipe frontier have 8,192 ids, so the vocabulary size grows with the fourth root of the number of weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
-# Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's defaults suit a small model.
+# Settings for training a wide model on long rows for thousands of steps, as in golf/frontier; the recipe suits a small model.
 ON_A_GPU: dict[str, Any] = {
     "model.pattern": "SSSSL", "model.softcap": 15.0,
     "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
@@ -110,7 +110,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # short rows, on a CPU, overlap by half
+        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # on a CPU, the short rows overlap by half
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
@@ -139,7 +139,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
-    shape: dict[str, Any] = {}  # settings that adapt the recipe's model, which is timed, to those of the user
+    shape: dict[str, Any] = {}  # changes that adapt the recipe's model, which is timed, to the user's settings
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])
     elif "model.heads" in own:
@@ -179,7 +179,7 @@ def _facts(config: Config) -> Facts:
             batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
             batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
             backend.tune([(plan, batch)], {})
-            backend.step(batch, batch[:, 1].size, plan).result()  # allocates the memory
+            backend.step(batch, batch[:, 1].size, plan).result()  # not timed, because it allocates memory
             steps, began = 0, time.perf_counter()
             while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
                 backend.step(batch, batch[:, 1].size, plan).result()

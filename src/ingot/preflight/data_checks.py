@@ -213,7 +213,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     if not any(mixes) or not facts.splits:
         return
     codes = [finding.code.split(".") for finding in findings if finding.blocks]
-    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # buckets already reported
+    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # already reported
     present = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str]()
     if unknown := sorted(set[str]().union(*mixes) - damaged - present):
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "

@@ -302,7 +302,7 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
 # The report as JSON and as text.
 
 MARKS = {"error": "x", "budget": "$", "warning": "!", "info": "i"}
-SECTIONS = {  # title of a section -> key of the record, and prefixes of the codes of its findings
+SECTIONS = {  # section title -> key in the record, and the prefixes of its finding codes
     "Model": ("model", ("model.",)),
     "Data": ("data", ("data.", "tokenizer.")),
     "Curriculum": ("curriculum", ("curriculum.",)),

@@ -181,7 +181,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     kept = to_keep(list(saved), keep_last, keep_every)
     failure = None
     for path in [path for (step, kind), path in saved.items() if (step, kind) not in kept and step != best]:
-        doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
+        doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a killed process does not leave half a checkpoint
         try:
             shutil.rmtree(doomed, ignore_errors=True)
             shutil.rmtree(path.rename(doomed))

@@ -29,8 +29,8 @@ from ingot.runtime.machine import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # copy of a custom model's source file
-WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
-TRACKIO_ID = "trackio.json"  # name of the run at trackio
+WANDB_ID = "wandb.json"  # file with the id of the Weights & Biases run
+TRACKIO_ID = "trackio.json"  # file with the name of the trackio run
 EVENTS = "tensorboard"  # folder of TensorBoard event files
 # Files that `train --force` deletes, besides checkpoints. model.py is kept, because a user may have edited it.
 WRITTEN = (
@@ -38,7 +38,7 @@ WRITTEN = (
     "samples/step-*.txt", "artifact/model.ingot", "artifact/model.safetensors", f"{EVENTS}/events.out.tfevents.*",
 )  # fmt: skip
 
-# Names in the checkpoints folder. They are not defined in runs/checkpoints.py, because that module imports numpy, which is slow.
+# Definitions for the checkpoints folder. They are not in runs/checkpoints.py, because that module imports numpy, which is slow.
 Kind = Literal["regular", "shutdown", "final"]  # saved during training, on a stop request, or at the end of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"

@@ -73,7 +73,7 @@ class EvaluationReport:
     best: bool
     trained_tokens: int = 0
     train_loss: float | None = None  # loss on evaluation.train_rows rows of the training split
-    other: dict[str, float] = field(default_factory=dict)  # bits per byte by the byte count not in evaluation.bytes, if different
+    other: dict[str, float] = field(default_factory=dict)  # bpb for the byte count not selected by evaluation.bytes, if different
     rows: int = 0  # rows scored
     rows_of: int = 0  # rows in the whole validation split
     stride: int | None = None  # tokens between the starts of consecutive rows in a sliding evaluation

@@ -35,7 +35,7 @@ STATE = "state.json"
 RESULT = "result.json"
 LOCK = ".lock"
 LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command holds the lock briefly to test whether a folder is free
-CLOCK_SKEW_SECONDS = 300.0  # the clocks of two hosts may differ by up to this time (Kerberos allows the same difference)
+CLOCK_SKEW_SECONDS = 300.0  # maximum difference between the clocks of two hosts, as in Kerberos
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Heartbeat:
         self._warned = self._written = False
         self._stranger: State | None = None  # a state that this process did not write; the file may just be a copy
         self._other: State | None = None  # state of another live process that writes to this folder
-        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
+        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # next to be written
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -272,7 +272,7 @@ class RunLock:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
-        """Return True if another process still writes state.json in spite of the lock."""
+        """Return True if another process still updates state.json, although this process could acquire the lock."""
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5

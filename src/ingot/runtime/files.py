@@ -292,7 +292,7 @@ def save_picture(figure: Any, file: Path) -> None:
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]
-    # SVGs keep text as text, which takes few bytes. To be reproducible, they have no date, and ids depend only on the content.
+    # Keep text in SVGs as text, which is small. To make files reproducible, omit the date and use ids that depend on the content.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     with writing_output(file):

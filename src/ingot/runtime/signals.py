@@ -22,7 +22,7 @@ from ingot.errors import Interrupted
 
 # SIGINT is not listed, because Python raises KeyboardInterrupt for it.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-REPEAT_SECONDS = 30.0  # a signal that arrives this many seconds after the first one ends the program
+REPEAT_SECONDS = 30.0  # a signal that arrives more than this long after the first one ends the program
 
 _heard: list[int] = []
 

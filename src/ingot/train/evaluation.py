@@ -27,7 +27,7 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# An evaluation may take this share of budget.seconds: training and the evaluations of model and artifact fit in twice the budget.
+# An evaluation may take this share of budget.seconds, so training and evaluating model and artifact fit in twice the budget.
 MAX_BUDGET_SHARE = 0.5
 MIN_ALLOWED_SECONDS = 10.0  # a shorter evaluation scores all requested rows, because a short budget is often a trial run
 STOP_CHECK_INTERVAL = 16  # ranks check for stop requests after this many batches of an evaluation or tokens of a sample
@@ -64,7 +64,7 @@ class RunEvaluation:
         final_rows = config.evaluation.final_rows
         self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
         bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
-        self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
+        self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no limit
         self.tasks: TaskRows | None = None
         self.shutdown = Shutdown()  # placeholder until training starts
         self.last_sample: str | None = None
@@ -79,7 +79,7 @@ class RunEvaluation:
             began = self.clock.now()
             rows = self._rows_at_end() if final else self._rows_during()
             score = self.score("val", rows)
-            # Only scores over the same rows are comparable, so the final evaluation also scores the rows used during training.
+            # Only scores over the same rows are comparable, so the final evaluation also scores the rows of earlier evaluations.
             several = e.every or e.points or e.at_start
             compared = self.score("val", self._rows_during()) if several and rows != self._rows_during() else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
@@ -153,7 +153,7 @@ class RunEvaluation:
         if self.final_limit == wanted:
             return self._rows_during()
         rows = self.bounded_rows(self.final_limit)
-        # If evaluations during training and at the end must all score fewer rows, use the same rows, so that one pass is enough.
+        # If the evaluations must score fewer rows both during training and at the end, use the same rows: one pass is enough.
         return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:

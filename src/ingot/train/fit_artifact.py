@@ -20,7 +20,7 @@ from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import evaluator_of
 from ingot.runtime.tensors import TensorRecord
 
-K = 8.0  # value of artifact.k=auto if there is no size limit
+K = 8.0  # value used for artifact.k=auto if there is no size limit
 EMBEDDING_K = 5.0
 EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of embedding tables with 8-bit codes
 MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any weight of a matrix exceeds it

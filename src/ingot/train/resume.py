@@ -56,7 +56,7 @@ class Progress:
     """The progress of a run. Weights, optimizer state, config and progress together determine the rest of the run."""
 
     step: int = 0
-    sample: int = 0  # index of the next row to read, in rows of data.seq_len tokens
+    sample: int = 0  # index of the next row to read, counted in rows of data.seq_len tokens
     tokens: int = 0
     elapsed_seconds: float = 0.0
     step_seconds: float = 0.0  # duration of the second longest of the recent steps

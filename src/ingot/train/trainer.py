@@ -31,7 +31,7 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # log every one of the first steps, in which most failures show
+ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, because most failures show up there
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
 PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile

@@ -33,7 +33,7 @@ TINY = {
 def test_what_the_machine_cannot_hold_is_refused_before_memory_is_taken(family, given):
     more = {"model.kv_heads": 1} if family == "golf" else {}
     config = load_config(python={**TINY, **more, "model.family": family, **given}, environment={}).config
-    with pytest.raises(ConfigError, match=r"parameters takes at least [\d,.]+ GiB, but this machine has .* GiB; take a"):
+    with pytest.raises(ConfigError, match=r"parameters takes at least [\d,.]+ GiB, but this machine has .* GiB; use a"):
         open_backend(config, 300, Ranks())
 
 
@@ -47,7 +47,7 @@ def test_a_model_just_too_large_is_refused_and_one_that_fits_is_not():
         if fits:
             assert isinstance(open_backend(config, 300, Ranks()).model, torch.nn.Module)
         else:
-            with pytest.raises(ConfigError, match="take a smaller model"):
+            with pytest.raises(ConfigError, match="use a smaller model"):
                 open_backend(config, 300, Ranks())
 
 

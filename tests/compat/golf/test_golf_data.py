@@ -59,9 +59,7 @@ def test_a_validation_split_cut_short_is_noticed_by_its_manifest(golf: Golf, dat
 def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(golf: Golf, data: Path) -> None:
     manifest(data, tokenizer="fineweb_1024_bpe.model")
     said = golf.refuses(3, DATA_PATH=str(data))
-    assert "was made with the tokenizer fineweb_1024_bpe.model" in said and re.search(
-        r"not with TOKENIZER_PATH=\S+/toy\.model$", said
-    )
+    assert "was made with the tokenizer fineweb_1024_bpe.model" in said and re.search(r"not TOKENIZER_PATH=\S+/toy\.model$", said)
 
 
 def test_a_tokenizer_with_other_words_is_refused_without_a_manifest(golf: Golf, data: Path, tmp_path: Path) -> None:

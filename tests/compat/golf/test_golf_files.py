@@ -77,7 +77,7 @@ def test_a_file_is_imported_with_the_shape_of_its_tensors_and_writes(
 def test_a_file_with_another_model_is_not_imported(finished: Ran, toys: Path, tmp_path: Path) -> None:
     words = ["import", str(tmp_path / "a.pt"), "-o", str(tmp_path / "b"), "--tokenizer", str(toys / "data/tokenizers/toy.model")]
     torch.save({"tok_emb.weight": torch.ones(4, 2)}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"a\.pt does not hold the model of golf's baseline"):
+    with pytest.raises(CheckpointError, match=r"a\.pt does not contain golf's baseline model"):
         call(words)
     torch.save(torch.load(tmp_path / "final_model.pt") | {"mine": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt has a tensor mine that the model does not"):

@@ -281,7 +281,7 @@ def test_the_first_losses_are_those_of_the_first_tokens_of_the_first_shard(golf:
 
 def test_a_gradient_that_is_no_number_ends_the_run_and_says_what_to_try(golf: Golf, tmp_path: Path) -> None:
     said = golf.refuses(1, QK_GAIN_INIT="1e30")
-    assert said.startswith("the gradient is not finite at step 2 ") and "GRAD_CLIP_NORM" in said and "optimizer." not in said
+    assert re.match("the gradient is not finite at step [12] ", said) and "GRAD_CLIP_NORM" in said and "optimizer." not in said
     assert not (tmp_path / "final_model.pt").exists()
 
 

@@ -243,7 +243,7 @@ DAMAGES = {
         lambda path: torch.save({"model": {"a": torch.zeros(10**6, 10**6, device="meta")}, "model_args": {}}, path),
         "a tensor is larger than its data in the file",
     ),
-    "compressed": (compressed, "its parts are compressed, which torch.save never does"),
+    "compressed": (compressed, "entries are compressed, which torch.save never does"),
     "list": (lambda path: torch.save([1, 2], path), "it lacks the key model or model_args"),
     "gone": (lambda path: path.unlink(), "does not exist"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),

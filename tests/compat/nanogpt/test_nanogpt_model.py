@@ -166,7 +166,7 @@ def test_generating_follows_the_global_seed_and_writes_something_else_each_time(
 def test_what_a_model_cannot_be_asked_is_said_in_a_sentence(small):
     with pytest.raises(ConfigError, match="n_head=3 does not divide n_embd=32"):
         GPT(GPTConfig(n_embd=32, n_head=3))
-    with pytest.raises(ConfigError, match="needs at least one token"):
+    with pytest.raises(ConfigError, match="needs at least one prompt token"):
         small.generate(torch.zeros(1, 0, dtype=torch.long), 5)
 
 

@@ -730,7 +730,7 @@ def test_a_vocabulary_is_learned_from_the_text_that_is_not_held_out(tmp_path):
 
 
 def test_a_size_that_cannot_be_learned_is_refused_before_inputs_are_looked_for(tmp_path):
-    with pytest.raises(ConfigError, match="bpe:100 does not say how many ids to learn"):
+    with pytest.raises(ConfigError, match="bpe:100 has no valid number of ids"):
         prepare([tmp_path / "not there"], tmp_path / "out", "bpe:100")
 
 

@@ -135,7 +135,7 @@ def total(values: mx.array) -> mx.array:
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": lambda x: x * mx.sigmoid(x),
     "relu": lambda x: mx.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),  # OpenAI's form
+    "gelu": lambda x: 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),  # tanh approximation
     "gelu-erf": lambda x: 0.5 * x * (1 + mx.erf(x / math.sqrt(2))),  # the exact form
 }
 

@@ -130,7 +130,7 @@ class TorchBackend(TorchInference):
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose thread count, kernels, and each stage's micro-batch size and attention kernel by trials, or from `kept`."""
-        this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
+        this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without thread count
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
@@ -174,7 +174,7 @@ class TorchBackend(TorchInference):
             plan, batch = stages[0]
             self._set(plan.model)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
-        for buffer, before in buffers:  # undo changes to buffers by trials
+        for buffer, before in buffers:  # restore buffers that the trials may have changed
             buffer.copy_(before)
         self._forget_gradients()
         if not kept and self.ranks.first:
@@ -194,7 +194,7 @@ class TorchBackend(TorchInference):
             if auto:
                 micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
             attention = self._fastest_attention(batch[:micro_batch], names)
-            if not self._runs(batch[:1], attention):  # the timed calls had no windows and no fused qkv gradient
+            if not self._runs(batch[:1], attention):  # attention timed alone uses no windows and no fused qkv gradient
                 attention = "default"
         return Tuned(micro_batch, attention)
 
@@ -204,7 +204,7 @@ class TorchBackend(TorchInference):
 
     def _is_short(self, batch: Batch) -> bool:
         """Return True if steps on batches of this size are so short that kernel launches on the host limit their speed."""
-        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # the ranks' parts of a batch may differ by one row
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
         """Return the attention kernels that run here and take a window size; others need compiled FlexAttention with a mask."""
@@ -233,7 +233,7 @@ class TorchBackend(TorchInference):
         rows, planes, seq_len = batch.shape  # two planes (tokens, targets), or three with document numbers
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # time short passes with their kernel launches
+        records = self._cuda_graphs or not self._is_short(batch)  # time short passes without a graph, so that launches count
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -337,7 +337,7 @@ class TorchBackend(TorchInference):
                 sync = self._module.no_sync()
             with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
-                if not isinstance(loss, Tensor) or loss.dim():  # a custom model may return a scalar for one row only
+                if not isinstance(loss, Tensor) or loss.dim():  # a custom model may return a scalar only if there is one row
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
                 # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.

@@ -21,8 +21,8 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # largest harmless change of a logit, relative to the largest logit; 1,000 times float32 rounding
-MEAN_TOLERANCE = 1e-3  # largest difference between two ways to sum the loss, relative to the sum
+LEAK_TOLERANCE = 1e-4  # changes in logits up to this fraction of the largest logit are not leaks; 1,000 times float32 rounding
+MEAN_TOLERANCE = 1e-3  # largest accepted relative difference between the loss of all targets and its sum over two parts
 OPTIMIZER_STEPS = 2  # some custom optimizers create state only in their second step
 SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # parameter-group entries that the run sets
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
     """Return all entries of an optimizer's parameter groups that the run does not set itself, by group number and key."""
 
-    def comparable(value: Any) -> Any:  # converts tensors to bytes, because they may change in place
+    def comparable(value: Any) -> Any:  # copies tensors to bytes, because a step may modify them in place
         return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(value, Tensor) else value
 
     groups = enumerate(optimizer.param_groups)

@@ -227,7 +227,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 
 
 TEXTS_AT_ONCE = 64  # maximum number of completions that are generated in one batch
-REPORT_EVERY = 16  # progress is reported each time every completion has grown by this many tokens
+REPORT_EVERY = 16  # number of tokens per completion between two progress reports
 
 
 def write_texts(

@@ -22,7 +22,7 @@ from ingot.backends.torch.state import model_tensors, record
 from ingot.errors import CheckpointError, RunError
 from ingot.runtime.tensors import SCALE, SMALL, TensorRecord
 
-DAMPING = 0.01  # this fraction of the mean diagonal entry is added to the diagonal of a matrix of second moments
+DAMPING = 0.01  # fraction of the mean diagonal entry that is added to the diagonal of the second-moment matrix
 BLOCK_COLUMNS = 128  # number of columns that are rounded before their errors are propagated to the remaining columns
 HALF = torch.finfo(torch.float16)
 

@@ -28,7 +28,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this length, because each length compiles its own graph
+STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this length, because a graph is compiled for each length
 
 
 def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -64,7 +64,7 @@ class TorchInference:
         """Build the model of a config without loading weights."""
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
-        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # any device can score an fp16 run
+        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # not every device supports fp16
         # A custom model may compute buffers in __init__, which `fill_outline` would leave uninitialised.
         own = config.model.family == "file"
         model = build_model(config, vocab_size).to(str(device)) if own else build_outline(config, vocab_size)
@@ -119,7 +119,7 @@ class TorchInference:
                 with self._computing():
                     tokens, _, *documents = self._upload(batch)
                     if isinstance(self.model, OURS):
-                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # a tied head is no nn.Linear
+                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # tied heads have no nn.Linear
                     else:
                         self.model(tokens, None, *documents)
         return TorchRounder(self.model, moments.found)
@@ -177,7 +177,7 @@ class TorchInference:
         name = attention or self._attention
         self._use_form(attention_form(name))
         with ExitStack() as stack:
-            if self._deterministic:  # sampling has no deterministic algorithm, but happens outside the block
+            if self._deterministic:  # sampling, which has no deterministic algorithm, runs outside the block
                 before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
                 stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
                 torch.use_deterministic_algorithms(True)

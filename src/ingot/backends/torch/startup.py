@@ -25,7 +25,7 @@ from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, installed,
 from ingot.runtime.processes import cpu_count, end_with_parent, python_command
 from ingot.runtime.ranks import Ranks
 
-# Wait for the threads at exit: a program that exits while a thread is inside the driver or torch aborts and loses its exit code.
+# Wait for the threads at exit: if one is still inside the driver or torch, the process aborts and its exit code is lost.
 EXIT_PATIENCE_SECONDS = 10
 
 
@@ -46,7 +46,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     compiling = compiles(config.training, config.model.family, on_cuda)
     if compiling or on_cuda:
         with suppress(Exception):
-            import_module("triton")  # takes 0.1 s; both threads need it
+            import_module("triton")  # takes 0.1 s; imported here because several threads need it
             if compiling:
                 threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
@@ -98,7 +98,7 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# For each build: the attention kernel, and those of our kernels, that it compiles by running a forward and backward pass.
+# The attention kernel and our own kernels that each build compiles by using them in a forward and backward pass.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
 # Settings that determine which kernels are compiled; all other settings, such as depth and softcap, do not matter.
 MODEL_KEYS = {
@@ -106,7 +106,7 @@ MODEL_KEYS = {
     "bias", "activation", "gelu",
 }  # fmt: skip
 TRAINING_KEYS = {"precision", "compile", "kernels", "cuda_graphs"}
-GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # in Linux, the NVIDIA driver has a folder per GPU here
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # on Linux, the NVIDIA driver has a folder per GPU here
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # one of these exists if an NVIDIA driver is installed; /dev/dxg in WSL
 MIN_CORES = 4  # with fewer CPU cores, builders would only slow down the run itself
 BUILDER_PATIENCE_SECONDS = 30.0

@@ -26,7 +26,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_EXPANSION = 4  # maximum ratio of the bytes of all tensors to the file size; it exceeds 1 if tensors share memory
+MAX_EXPANSION = 4  # maximum ratio of total tensor bytes to file size; tensors that share memory make the ratio exceed 1
 STAGING_BYTES = 1 << 25  # size of the pinned buffer for copies from a GPU to pageable memory
 COPY_MARGIN = 1.1  # memory that a copy on the device takes, relative to its size: the allocator rounds up
 
@@ -89,7 +89,7 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
         stream.wait_event(copied)
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
             staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            # Free each copy on the device as soon as the host has it, not only when the file is written, which takes longer.
+            # Free each copy on the device as soon as it is on the host, instead of waiting until the file is written.
             return {file: [record_through(staging, *tensors.pop(0)) for _ in named[file]] for file, tensors in held.items()}
 
     return bring
@@ -164,7 +164,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
-        self._kept: list[Tensor] = []  # copies of the training weights, while the average replaces these
+        self._kept: list[Tensor] = []  # copies of the training weights while the model holds the average
 
     @torch.no_grad()
     def update(self, decay: float, skip: Tensor) -> None:
@@ -253,7 +253,7 @@ class DeviceResult:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
-REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # the name in torch's error about a class or function that it refuses to load
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # matches, in torch's error, the class or function that torch refuses to load
 
 
 class DamagedFile(CheckpointError):

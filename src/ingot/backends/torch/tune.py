@@ -136,14 +136,14 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         size //= 2
 
 
-# The choices that trials made for a configuration, cached on the machine for later runs.
+# The choices found by the trials of a configuration, cached on the machine for later runs.
 
 SHAPE_KEYS = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS_VERSION = 6  # to be increased if the trials change: choices with another version are ignored
-FREE_SHARE = 0.98  # choices are reused if at least this fraction of the memory that was free then is free now
+TRIALS_VERSION = 6  # increase this when the trials change: choices of other versions are ignored
+FREE_SHARE = 0.98  # reuse choices if free GPU memory is at least this fraction of what it was when they were stored
 
 
 class Choices:
@@ -192,12 +192,12 @@ class Choices:
         return torch.cuda.mem_get_info(self._device.index)[0] + torch.cuda.memory_reserved(self._device.index)
 
 
-# Our kernels: by default a model uses each one with which a trial run on this machine succeeds.
+# Our kernels: by default, a model uses every kernel that passes a trial on this machine.
 
 KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md gives the speedup of each kernel
 PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # kernels that run in each layer: the host needs 0.1 to 0.2 ms to launch one
 WITH_FLASH4 = ("qkv",)  # used only with FlashAttention 4
-SHORT_STEP_TOKENS = 32768  # tokens per rank up to which launches limit a step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without
+SHORT_STEP_TOKENS = 32768  # launch-bound up to this many tokens per rank: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without it
 
 Requested = Literal["auto", "off"] | Sequence[str]
 
@@ -262,7 +262,7 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
 
 # Attention kernels.
 
-ENOUGH_SCORES = 2**32  # attention scores per timed trial, forward and backward: 5 ms on an H200; more are no more accurate
+ENOUGH_SCORES = 2**32  # attention scores per timed trial, forward and backward: 5 ms on an H200; more would not improve accuracy
 
 
 def attention_form(name: str) -> Form:
@@ -369,13 +369,13 @@ def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
     """Set and return torch's number of threads: as requested, as in the kept choices, or the fastest by timing `attempt`."""
-    threads = torch.get_num_threads()  # torch's default, also used if the kept choices have none
+    threads = torch.get_num_threads()  # torch's default, also used if the kept choices do not include it
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Try torch's default number of threads and half of it: on a machine with other load, two took three times as long as one.
+        # Halve torch's default number of threads as long as that helps: on a busy machine, two took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
@@ -399,7 +399,7 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: in
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
 
     needs = [("this machine", state + rows, host)]
-    if device.kind == "cuda":  # the machine only initialises the weights
+    if device.kind == "cuda":  # the host holds only the initial weights and input rows
         needs = [("this machine", FLOAT * size.total + rows, host), (device.name, state, memory)]
     for name, needed, available in needs:
         if available is not None and needed > available:

@@ -134,6 +134,6 @@ def _program(entry: str) -> str:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
                 node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
         sources[name] = ast.unparse(tree)
-    # bz2 is 5% smaller than lzma on half a megabyte of Python.
+    # On half a megabyte of Python, bz2's output is 5% smaller than lzma's.
     packed = base64.b85encode(bz2.compress(json.dumps(sources, sort_keys=True).encode())).decode()
     return LOADER.format(made_by=made_by(), packed="\n".join(textwrap.wrap(packed, 132)))

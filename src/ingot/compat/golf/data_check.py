@@ -22,7 +22,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     """Raise an error if the data is invalid, else return its name and counts; the first rank logs the result of `lines`."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
-        for split in ("val", "train"):  # the validation split first, as the original does
+        for split in ("val", "train"):  # the validation split first, as in the original
             files = shard_files(path, split)
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")

@@ -59,8 +59,8 @@ ALIASES = {
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
     "build_sentencepiece_bpe_tokenizer": SENTENCEPIECE,
 }
-MAX_SENTENCE_BYTES = 4192  # SentencePiece skips longer texts in training, unless max_sentence_length says otherwise
-BOUNDARY = "\u2585"  # SentencePiece's whitespace marker; its trainer skips texts that contain it
+MAX_SENTENCE_BYTES = 4192  # SentencePiece's default for max_sentence_length: training skips longer texts
+BOUNDARY = "\u2585"  # SentencePiece's placeholder for unknown characters; its trainer skips texts that contain it
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Text = Annotated[str, Field(pattern=r"\S")]
 

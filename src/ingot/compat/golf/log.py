@@ -27,8 +27,8 @@ class RunLog:
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that write no log
         self._files: list[LineFile] = []
-        self._unwritten: list[str] | None = []  # lines from before `write`
-        self._unshown: list[str] | None = []  # lines from before `show`
+        self._unwritten: list[str] | None = []  # lines logged before `write` is called; None afterwards
+        self._unshown: list[str] | None = []  # lines logged before `show` is called; None afterwards
 
     def line(self, text: str, console: bool = True) -> None:
         """Write a line to the log and, with `console`, print it too."""

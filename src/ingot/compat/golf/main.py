@@ -53,7 +53,7 @@ from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
 ALWAYS_LOGGED = 10  # number of steps at the start that are always logged
-KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the log's order
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the order of the log
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 ROUND_TRIP = "final_int8_zlib_roundtrip"  # name in the log for the score of the quantised file
 
@@ -71,7 +71,7 @@ class Script(Reporter):
     run_log: RunLog
     data: dict[str, Any]  # name and counts of the data
     code = b""  # the code that a submission of this run would contain
-    over = 0  # bytes by which the files of a submission exceed the limit
+    over = 0  # number of bytes over the submission's size limit
     epoch, train_tokens = 0, 1  # completed epochs of the training data, and tokens per epoch
 
     def read(self, environment: Mapping[str, str]) -> None:

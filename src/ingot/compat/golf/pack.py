@@ -38,7 +38,7 @@ from ingot.train.resume import NOT_DECISIVE
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
 FAMILY = "frontier"
 SOURCES = Path(ingot.__file__).parent
-# Settings that depend on the machine and are therefore left out of a submission.
+# Settings that depend on the user or the machine, and seeds: a submission leaves them out.
 LOCAL = {*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", "training.seed", "training.device", "training.threads"}
 
 

@@ -21,7 +21,7 @@ LIMIT_BYTES = 16_000_000  # the challenge's limit for the size of an artifact pl
 STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # files that a run writes
 CARRIED = "train_gpt_model.py"  # file name for the custom model embedded in a submission's script
 LOG = "train_gpt.log"  # the log of a run, in the run's folder
-MAX_RUN_ID_BYTES = 200  # file names may have 255 bytes, and a run appends to its RUN_ID
+MAX_RUN_ID_BYTES = 200  # file names are limited to 255 bytes, and a run appends suffixes to its RUN_ID
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
 VARIABLES = table(

@@ -161,7 +161,7 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx accepts the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # with .bin/.idx, allow the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 

@@ -75,9 +75,9 @@ def write_checkpoint(
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         if tokenizer:
             check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
-        # Written last: a folder without this file is incomplete, also for the original.
+        # Written last: like Ingot, the original treats a folder without this file as incomplete.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
-        (target / STATE).unlink(missing_ok=True)  # an older checkpoint there is incomplete while its files are replaced
+        (target / STATE).unlink(missing_ok=True)  # marks an older checkpoint as incomplete while its files are replaced
         return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
 
 
@@ -86,7 +86,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
-    elif isinstance(tokenizer, HFTokenizer):  # copied unchanged: gpt-simple's documents have no start token
+    elif isinstance(tokenizer, HFTokenizer):  # copied without our start token, which gpt-simple's documents lack
         files = {THEIRS: tokenizer.contents, SETTINGS: files[SETTINGS]}
     elif OURS in files:  # transformers would load the other files and then encode texts without a start token
         files = {OURS: files[OURS]}

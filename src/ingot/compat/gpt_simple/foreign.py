@@ -41,7 +41,7 @@ from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
 CURSOR_VERSION = 2
-ALL_ROWS = -1  # row count that stands for a file read to its end
+ALL_ROWS = -1  # row count that means that the whole file was read
 PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 

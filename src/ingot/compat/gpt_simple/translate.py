@@ -21,11 +21,11 @@ from ingot.runs.checkpoints import resume_point
 from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
-DATA_SEED = 42  # seed of the data's order, fixed in gpt-simple; training.seed only affects weights and dropout
+DATA_SEED = 42  # seed for the data order, fixed in gpt-simple; training.seed only affects weights and dropout
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # batches per evaluation if max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
-ALREADY_READ = "already-read.json"  # lists the documents that the original had read before Ingot resumed its run
+ALREADY_READ = "already-read.json"  # lists the documents that gpt-simple had read before Ingot took over the run
 
 
 def translate(
@@ -57,7 +57,7 @@ def translate(
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
         "training.tokens_per_step": kept_tokens or tokens_per_step(config, world_size),
-        # `auto` recomputes the activations of only as many layers as memory requires, which is faster than of all layers
+        # `auto` recomputes the activations of only as many layers as memory requires, which is faster than recomputing all
         "training.gradient_checkpointing": t.gradient_checkpointing and "auto",
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": {None: "auto", "no": "fp32"}.get(t.mixed_precision, t.mixed_precision),
@@ -81,7 +81,7 @@ def translate(
     if t.wandb_project is not None:
         name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
         settings |= {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
-    if kept_tokens is not None:  # a list of the documents that the original has already read may exist
+    if kept_tokens is not None:  # when resuming, there may be a list of the documents that gpt-simple has read
         named = resume_path(config)
         runs = [Path(t.output_dir), *([named, named.parent.parent] if named is not None else [])]
         lists = (run / ALREADY_READ for run in runs)
@@ -115,7 +115,7 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
     if name in ("auto", "scratch"):
         return None
     path = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(path):  # written by gpt-simple, or by Ingot from a checkpoint that may still exist
+    if is_checkpoint(path):  # in gpt-simple's format: prefer the Ingot checkpoint of the same step, if there is one
         return saved_steps(path.parent).get(read_saved(path).step, path)
     return path
 

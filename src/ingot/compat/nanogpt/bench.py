@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import Batch
 
 BURN_IN, TIMED = 10, 20
-WAIT, WARMUP, ACTIVE = 5, 5, 5  # steps of the profiler's three phases, as in torch.profiler.schedule
+WAIT, WARMUP, ACTIVE = 5, 5, 5  # number of steps in each phase of torch.profiler.schedule
 LOG = Path("bench_log")
 # Keys of train.py whose values nanoGPT's bench.py hard-codes.
 FIXED = {

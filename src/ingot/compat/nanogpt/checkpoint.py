@@ -72,16 +72,16 @@ class Ckpt:
     """A model and its training state, in Ingot's terms: new, or read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
 
     path: Path
-    settings: dict[str, Any]  # the config's section `model`
+    settings: dict[str, Any]  # the `model` section of the config
     weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: the model is initialised at random
-    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW's state, by `parameter/key`
+    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW's state, keyed by `parameter/key`
     iter_num: int = 0  # the next iteration to train
     best_val_loss: float | None = None
     config: dict[str, Any] = field(default_factory=dict)  # values of nanoGPT's keys when the file was written
     tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if Ingot wrote the file
     scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if Ingot wrote the file
     checkpoint: Path | None = None  # Ingot's checkpoint of the same state, if it still exists
-    missing: tuple[str, ...] = ()  # what an exact resume needs and the file lacks
+    missing: tuple[str, ...] = ()  # what an exact resume needs but the file lacks
     ours: Checkpoint | None = None  # the Ingot checkpoint from which this state was read, if any
 
 
@@ -294,7 +294,7 @@ def keys_of(config: Config) -> dict[str, Any]:
     keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
     for name, path in copied(TRAIN).items():
         section, _, field = path.partition(".")
-        value = getattr(getattr(c, section), field, None)  # write_ckpt rejects families without the field
+        value = getattr(getattr(c, section), field, None)  # None if the model family lacks it; write_ckpt rejects such models
         if name in keys and value not in (None, "auto"):
             keys[name] = float(value) if TRAIN[name].kind == "float" else value
     rows = c.rows_per_step
@@ -441,7 +441,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
         with replace_folder(folder) as new:
             save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
             aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run stays in place
-        if aside is not None and (out / CKPT).exists():  # moved last, so a resume finds it if the process is killed here
+        if aside is not None and (out / CKPT).exists():  # moved last, so a resume finds it if the process is killed earlier
             (out / CKPT).rename(aside / CKPT)
     return resolved
 

@@ -31,13 +31,13 @@ from ingot.runtime.signals import listening_early
 
 Say = Callable[[str], None]
 SEED = 1337
-# nanoGPT's model_args, in nanoGPT's order, mapped to the names in the config's section `model`.
+# nanoGPT's model_args, in nanoGPT's order, mapped to the names in the `model` section of the config.
 MODEL_ARGS = {
     "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
     "vocab_size": "vocab_size", "dropout": "dropout",
 }  # fmt: skip
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtype -> training.precision
-MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if its similarity to a key is at least this, of at most 1
+MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if its similarity (0 to 1) to a key is at least this
 
 TRAIN = table(
     Option("out_dir", "str", "out", "folder for ckpt.pt and all other files of the run", sets="training.output_dir"),

@@ -26,8 +26,8 @@ PROGRAM = "prepare.py"
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
-TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
-VAL_FRACTION, VAL_SEED = 0.0005, 2357  # share and seed of OpenWebText's validation split, as in nanoGPT
+TRAIN_FRACTION = 0.9  # fraction of Shakespeare's characters used for training; the rest is for validation
+VAL_FRACTION, VAL_SEED = 0.0005, 2357  # fraction and seed of OpenWebText's validation split, as in nanoGPT
 
 
 def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False) -> int:

@@ -60,10 +60,10 @@ def train(arguments: Arguments) -> None:
 
     def prepare() -> dict[str, Any]:
         out = Path(values["out_dir"])
-        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # if either exists, the old run is moved aside
+        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise the run is resumed or moved aside
             RunFolder(out).check_ownership([WANDB_ID])
         if (out / LOCK).exists():
-            with RunLock(out):  # fails if another process trains there
+            with RunLock(out):  # fails if another process is training there
                 pass
         start = find_start(values, say, warn)
         check_before_training(settle_folder(values, start, say, warn).config, ranks.world_size, warn, name=key_name)
@@ -96,7 +96,7 @@ def train(arguments: Arguments) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run train.py; return the exit code."""
-    return enter("train.py", train, words)  # a function, because torchrun's launcher takes no partial
+    return enter("train.py", train, words)  # a function, because torchrun's launcher does not accept a functools.partial
 
 
 def is_edited(model_file: Path) -> bool:
@@ -198,7 +198,7 @@ class NanoGPTReporter(Reporter):
             self._announce(checkpoint.step)
             write_ckpt(self._ckpt, checkpoint, record(self._values))
             self.failure = None
-        except (CheckpointError, OSError) as error:  # in the saving thread: the error is raised when training ends
+        except (CheckpointError, OSError) as error:  # this is the saving thread; the error is raised when training ends
             self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
             warn(f"{self.failure}; training continues and the next save tries again")
 

@@ -59,10 +59,10 @@ class PackedRows(ByNumber):
         self.seq_len, self.planes = seq_len, 3 if documents else 2
         self._split, self._seed, self._bos, self._overlap, self._alone = split, seed, bos, overlap, alone
         self._already_read, self._eos = already_read, -1 if split.eos is None else split.eos
-        self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped, so ranks share the pages
+        self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped where possible
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
-        self._firsts = [0]  # number of the first sample of each block whose rows have been counted
-        self._rows_of = lru_cache(maxsize=1)(self._packed)  # keep only the most recently used block and group of blocks
+        self._firsts = [0]  # index of the first sample of each block, as far as rows have been counted
+        self._rows_of = lru_cache(maxsize=1)(self._packed)  # keep only the last block's rows and the last group's documents
         self._documents_of = lru_cache(maxsize=1)(self._drawn)
         self._lock = threading.Lock()  # shared by the training loop and the read-ahead thread
 
@@ -74,7 +74,7 @@ class PackedRows(ByNumber):
         with self._lock:
             while self._firsts[-1] < samples.stop and len(self._firsts) <= epochs * self._blocks:
                 self._count_block()
-            # The number of the first sample after the last epoch, if the rows of all epochs have been counted.
+            # The index of the first sample after the last epoch, if the rows of all epochs have been counted.
             ends = self._firsts[(end := epochs * self._blocks) : end + 1]
             return max(0, min([samples.stop, *ends]) - samples.start)
 

@@ -193,7 +193,7 @@ class Rows(Protocol):
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write the samples whose indices are in `share` to the batch, and return the number of targets in all of `samples`.
+        """Write `samples[share.start : share.stop]` to the batch, and return the number of targets in all of `samples`.
 
         Raises DataExhausted if no rows are left.
         """
@@ -272,7 +272,7 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
-            # The seed depends on the bucket's name, so that adding a bucket does not change the order within the existing ones.
+            # The seed depends on the bucket's name, so that adding a bucket does not change the order within the other buckets.
             seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
             sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")

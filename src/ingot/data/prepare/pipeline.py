@@ -53,7 +53,7 @@ SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # default tokenizer: bytes 
 FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; with more, whole documents are held out
 VAL_FRACTION = 0.1
 Piece = tuple[str, str]  # (split, text)
-Rule = Callable[[int], str]  # maps the index of a document to its split, whatever the number of workers or interruptions
+Rule = Callable[[int], str]  # maps a document's index to its split, independently of workers and interruptions
 RuledBlocks = Iterator[tuple[Rule, Block]]
 
 
@@ -140,7 +140,7 @@ def prepare(
     if len(given := [name for name, value in held_out_by.items() if value not in (None, [])]) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give only one of them")
     check_output(output, overwrite)
-    opened = open_unless_learned(tokenizer or "byte", bos)  # a wrong name is an error before inputs are downloaded
+    opened = open_unless_learned(tokenizer or "byte", bos)  # reject a wrong name before downloading the inputs
     try:
         "".encode(encoding)  # raises for codecs that are not text encodings
         encoding = codecs.lookup(encoding).name
@@ -302,7 +302,7 @@ def fill_folder(
     begin = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():
         if path.name not in {JOURNAL, *begin.files()}:
-            path.unlink()  # the file was written after the point from which the work resumes
+            path.unlink()  # the file was written after the resume point
     rules: deque[Rule] = deque()
 
     def noted() -> Iterator[Block]:

@@ -23,7 +23,7 @@ from ingot.errors import IngotError, RunError
 from ingot.runtime.processes import cpu_count, python_command
 
 SMALL_BYTES = 1 << 23  # inputs up to this size are encoded faster than worker processes start
-BLOCKS_AHEAD = 8  # number of blocks per worker that have been read but not yet written
+BLOCKS_AHEAD = 8  # maximum number of blocks per worker that have been read but not yet written
 BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]

@@ -266,7 +266,7 @@ class Dataset:
     about: str = ""  # a description of the files for users
     known_tokenizer: Tokenizer | None = None
     problems: list[DataProblem] = field(default_factory=list)  # the defects of damaged data that was opened for an audit
-    record: Manifest | None = None  # dataset.json
+    record: Manifest | None = None  # the contents of dataset.json, if readable
 
     @classmethod
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
@@ -299,7 +299,7 @@ class Dataset:
                     if path in sizes and sizes[path] != shard.tokens:
                         problem = f"holds {sizes.pop(path):,} tokens but {MANIFEST} records {shard.tokens:,}"
                         problems.append(DataProblem("shard-size", str(path), problem))
-                if strict:  # an audit checks the whole index
+                if strict:  # an audit (not strict) checks the whole index itself
                     try:
                         check_index_size(folder / record.document_index, record.documents)
                     except ValueError as fault:

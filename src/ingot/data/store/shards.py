@@ -172,7 +172,7 @@ class TokenStream:
         """Return the tokens of one file, memory-mapped on the first call."""
         tokens = self._maps.get(number)
         if tokens is None:
-            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing an array is three times as fast as a memmap
+            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing this is three times as fast as slicing a memmap
             if len(tokens) != self.sizes[number]:
                 raise DataError(f"{self.paths[number]} was replaced while it was in use; start again with the new data")
             self._maps[number] = tokens
@@ -199,7 +199,7 @@ class TokenStream:
             part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
             if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
                 limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the tokenizer's {8 * self.dtype.itemsize}-bit ids"
-                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the tokenizer that made the tokens")
+                raise DataError(f"{self.paths[number]} contains token {largest:,}: {limit}; give the tokenizer that produced it")
             yield part
             start += len(part)
             number += start == self._ends[number]

@@ -27,7 +27,7 @@ from ingot.runtime.machine import made_by
 
 INDEX_BYTES = 8  # bytes per entry of the document index
 COUNTS = ("documents", "tokens", "bytes", "piece_bytes")  # fields shared by splits, buckets and their saved states
-SAVE_TOKENS = 1 << 25  # tokens written between two points from which interrupted work can resume
+SAVE_TOKENS = 1 << 25  # tokens written between two resume points
 
 
 class SavedSplit(BaseModel):
@@ -156,7 +156,7 @@ class SplitWriter:
             self._finish_shard(self._shard)
         self._index.write(self.state.tokens.to_bytes(INDEX_BYTES, "little"))
         self.save()
-        buckets = []  # the counts of a bucket are the differences of the running totals at its start and its end
+        buckets = []  # the counts of a bucket are the differences between the running totals at its end and its start
         for begin, end in pairwise([*self.state.buckets, BucketRecord(name="", **self.state.counts())]):
             buckets.append(BucketRecord(name=begin.name, **{key: getattr(end, key) - getattr(begin, key) for key in COUNTS}))
         return SplitRecord(

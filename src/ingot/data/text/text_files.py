@@ -207,7 +207,7 @@ WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}
 
 
 def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
-    """Open a file, decompressed by its suffix and converted to UTF-8; `advance` is called with the number of bytes just read."""
+    """Open a file as UTF-8, decompressed according to its suffix; `advance` is called with the number of bytes read from disk."""
     chunks = _chunks(path, advance)
     return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
 

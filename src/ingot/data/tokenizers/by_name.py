@@ -24,7 +24,7 @@ from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import open_to_read, user_path
 
 CHAR, BPE = "char", "bpe:"
-LEARNED_BYTES = 1 << 24  # bpe:N learns from this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
+LEARNED_BYTES = 1 << 24  # bpe:N learns from at most this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
 SEAM_BYTES = 1 << 16  # bytes searched backwards for a word boundary at which to truncate; Chinese has few spaces
 SUFFIXES = (".model", ".json")
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file

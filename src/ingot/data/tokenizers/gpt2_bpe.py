@@ -29,7 +29,7 @@ CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
 
 
 class GPT2Tokenizer(PieceTokenizer):
-    """GPT-2's tokenizer."""
+    """GPT-2's byte-level BPE, encoded with tiktoken."""
 
     kind = "gpt2"
 

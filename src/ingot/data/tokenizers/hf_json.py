@@ -86,7 +86,7 @@ class HFTokenizer(FileTokenizer):
 
     @cached_property
     def _table(self) -> WordTable | None:
-        """Return a word cache for byte-level vocabularies that pre-tokenize with GPT-2's regex, else None."""
+        """Return a word cache if this is a byte-level tokenizer that only pre-tokenizes with GPT-2's regex, else None."""
         config = json.loads(self.contents)
         splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
@@ -168,7 +168,7 @@ def _components(component: Any) -> Iterator[dict[str, Any]]:
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     vocabulary = tokenizer.get_vocab()
     table: list[Entry] = [(None, False)] * (1 + max(vocabulary.values()))
-    if style == "words":  # the bytes that each id appends to a text after a word
+    if style == "words":  # the bytes that each id adds after a word
         word = tokenizer.encode("a", add_special_tokens=False).ids
         before = tokenizer.decode(word, skip_special_tokens=False)
         texts = tokenizer.decode_batch([[*word, i] for i in range(len(table))], skip_special_tokens=False)

@@ -41,12 +41,12 @@ LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
 EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
-NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf field numbers: two fields of a model, and the rule file's name inside each
+NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields: a model's two normalisers, and the name of the rule file in each
 
 
 def capital_rules(folder: Path) -> dict[str, Any]:
     """Write the rule files for capital marks to a folder and return the trainer settings that use them."""
-    # Each capital mark must be a piece of the vocabulary: a rare one falls back to byte pieces, whose bytes would be counted.
+    # Each capital mark must be in the vocabulary: otherwise a rare mark is encoded as byte pieces, whose bytes would be counted.
     settings = {"required_chars": SPACE + MARKS}
     for name, rules in zip(("normalization_rule_tsv", "denormalization_rule_tsv"), _marking_rules(), strict=True):
         # A rule is a pair of code point lists in hexadecimal.

@@ -28,9 +28,9 @@ from ingot.data.tokenizers.tokenizer_base import MARKS, SPACE, FileTokenizer, Id
 from ingot.data.tokenizers.word_table import LETTERS, WordTable
 from ingot.errors import DataError
 
-BPE = 2  # model_type in a model's trainer settings
+BPE = 2  # model_type in the trainer settings of a BPE model
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
-# The built-in normalisation rules of the library. No key contains a space or newline together with other characters.
+# The library's built-in normalisation rules. No key (replaced text) contains a space or newline together with other characters.
 # A key begins with a letter, a digit, a control character or a character in JOINED; its later characters are never ASCII.
 NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<=>")
 

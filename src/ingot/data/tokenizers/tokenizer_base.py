@@ -25,8 +25,8 @@ from ingot.errors import DataError
 Ids = Sequence[int] | NDArray[Any]
 IdArray = NDArray[np.unsignedinteger[Any]]
 IdType = np.dtype[np.unsignedinteger[Any]]
-VIEWED = (np.uint16, np.uint32, np.int32)  # dtypes of ids that are used without a copy
-NARROW = 1 << 16  # the largest vocabulary whose ids are stored in 16 bits
+VIEWED = (np.uint16, np.uint32, np.int32)  # id arrays with these dtypes are used without a copy
+NARROW = 1 << 16  # the largest vocabulary size whose ids fit in 16 bits
 MAX_VOCABULARY = 1 << 24  # far larger than any tokenizer's vocabulary
 MAX_FILE_BYTES = 1 << 26  # twice the size of files with 262,144 ids; the limit keeps a damaged spec from exhausting memory
 OUTSIDE = -1  # used as the previous token of a document's first token

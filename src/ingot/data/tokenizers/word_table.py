@@ -31,9 +31,9 @@ LETTERS = (string.ascii_letters + string.digits).encode()
 FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
-# In GPT-2's regex a run of white space begins a word: only its last character can join the next word, and lookahead ends with it.
-# Punctuation after a letter or digit also begins a word: no match contains this sequence, and the regex never looks behind.
-# Texts with a non-ASCII space in a run of white space are encoded by the library.
+# In GPT-2's regex a run of white space begins a word: only its last character can join the text after it, and the lookahead
+# only tests the character after it. Punctuation after a letter or digit also begins a word: no match contains this sequence,
+# and the regex never looks behind. Texts with a non-ASCII space in a run of white space are encoded by the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets of the fields in a key and in its value
 
@@ -123,7 +123,7 @@ class WordTable:
             if is_kept:
                 stored = set()
                 for key, value, row in zip(keys[missing], values[missing].tolist(), rows[missing], strict=True):
-                    if value not in stored:  # a word may be missing several times
+                    if value not in stored:  # the text may repeat a missing word
                         while self._rows[row, 2]:  # row taken by another new word: linear probing
                             row = (row + 1) & ((1 << ROW_BITS) - 1)
                         self._rows[row] = (*key, value)
@@ -169,4 +169,4 @@ class WordTable:
 
     def _clear(self) -> None:
         self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # three columns for the key, one for offset and number of ids
-        self._words, self._used = 0, 1  # the pool is filled from 1, so that 0 in a row means empty
+        self._words, self._used = 0, 1  # the pool is filled from 1, so a value of 0 means that a word is missing

@@ -211,12 +211,12 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     return SplitInspection(documents, split.tokens, size, counts.piece_bytes, vocabulary, lengths, shown)
 
 
-# The audit.
+# The audit: check every split, and compare the validation split with one or more train splits.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
 FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space (Shakespeare: 1%)
 SAMPLED = 64  # documents that are decoded and re-encoded
-MAX_RUN_WORDS = 1000  # upper limit for `ngram_words`; a document has about as many n-grams as words
+MAX_RUN_WORDS = 1000  # largest allowed value of `ngram_words`
 FOLDS = (
     "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right; if you need "
     "bits per decoded byte, use a lossless tokenizer (--kind bpe), otherwise raise --byte-gap"
@@ -417,7 +417,7 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
 
 Hashes = NDArray[np.uint64]
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
-READ_TOKENS = 1 << 18  # tokens of a document read at once; words and n-grams across this boundary are not compared
+READ_TOKENS = 1 << 18  # tokens of a document decoded at once; a word that crosses the boundary counts as two words
 FILTER_SLOTS = 16  # filter slots per validation n-gram, so the false-positive rate is about 1/16
 NOWHERE = -1
 

@@ -48,7 +48,7 @@ def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tenso
 @functools.cache
 def library() -> Any:
     """Import and return the interface module of FlashAttention 4."""
-    warnings.filterwarnings("ignore", "Argument aux_data")  # FlashAttention's compiler warns about FlashAttention's code
+    warnings.filterwarnings("ignore", "Argument aux_data")  # this warning is about FlashAttention's own code
     return import_module("flash_attn.cute.interface")
 
 

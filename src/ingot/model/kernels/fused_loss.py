@@ -22,8 +22,8 @@ from ingot.model.cross_entropy import IGNORED, loss_and_grad
 from ingot.model.kernels.matmul import matmul, matmul_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-HIDDEN_SCALE = 2.0**-3  # FP8 values reach 56; after the last norm, hidden states are at most sqrt(width) times the gain
-WEIGHT_SCALE = 2.0**-5  # FP8 weights reach 14; below 0.0005 they are subnormal, in steps of 0.00006
+HIDDEN_SCALE = 2.0**-3  # FP8 covers values up to 56; after the last norm, hidden states are at most sqrt(width) times the gain
+WEIGHT_SCALE = 2.0**-5  # FP8 covers weights up to 14; below 0.0005 they are subnormal, in steps of 0.00006
 GRAD_SCALE = 2.0**-15  # gradients of the summed loss are at most 1; below 2e-9 they are subnormal, in steps of 5e-10
 
 

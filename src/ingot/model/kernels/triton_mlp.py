@@ -23,7 +23,7 @@ class Tiles(NamedTuple):
     inner: int
     stages: int
     warps: int
-    programs: int  # programs per multiprocessor; of two, one can compute while the other writes
+    programs: int  # programs per multiprocessor; with two, one can compute while the other writes
 
 
 WIDE = Tiles(128, 256, 64, 4, 8, 1)

@@ -146,7 +146,7 @@ def test_a_data_set_that_is_not_listed_is_named_with_those_that_are(folder):
     ("listed", "said"),
     [
         (manifest(tokenizers=[]), "no tokenizer t in"),
-        (manifest(tokenizers=[{"name": "t"}]), "names None as a tokenizer's file"),
+        (manifest(tokenizers=[{"name": "t"}]), "names None as a tokenizer file"),
         (manifest(datasets={}), "no dataset"),
         (manifest(datasets=[{"name": "fineweb10B_sp1024"}]), "does not say how many shards"),
         ([], "not a manifest"),
@@ -532,7 +532,7 @@ def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(folder
     folder()
     assert listed_counts(folder / SETS, folder / MODEL)["files_train"] == 4  # of which 2 are there
     with pytest.raises(
-        DataError, match=r"was made with the tokenizer t.model by \S+manifest.json, not with TOKENIZER_PATH=other.model"
+        DataError, match=r"made with the tokenizer t.model according to \S+manifest.json, not TOKENIZER_PATH=other.model"
     ):
         listed_counts(folder / SETS, Path("other.model"))
     (folder / TRAIN.format(7)).write_bytes(shard(1))

@@ -140,8 +140,8 @@ def test_help_lists_its_variables_whatever_else_is_asked(mlx: MLXGolf, capsys: p
 def test_a_manifest_refuses_another_tokenizer_and_more_shards(mlx: MLXGolf, listed_shards: Callable[..., Path]) -> None:
     data = listed_shards(tokenizer="fineweb_1024_bpe.model")
     said = mlx.refuses(3, DATA_PATH=str(data))
-    assert said.startswith(f"DATA_PATH={data} was made with the tokenizer fineweb_1024_bpe.model by ")
-    assert re.search(r"not with TOKENIZER_PATH=\S+/toy\.model$", said)
+    assert said.startswith(f"DATA_PATH={data} was made with the tokenizer fineweb_1024_bpe.model according to ")
+    assert re.search(r"not TOKENIZER_PATH=\S+/toy\.model$", said)
     said = mlx.refuses(3, DATA_PATH=str(listed_shards(files_train=1)))
     assert said.startswith(f"DATA_PATH={data} has 2 train shards, but ") and "manifest.json lists 1;" in said
 
