@@ -87,7 +87,7 @@ def test_where_documents_are_cut(tokens, marks, documents):
 def test_ids_that_do_not_fit_16_bits_are_refused_where_they_are_read():
     stream = array_stream(np.array([1, 65535, 65536], np.uint32))
     assert listed([stream.slice(0, 2)]) == [[1, 65535]]
-    refused("holds token 65,536: ids above 65,535 do not fit", stream.slice, 0, 3)
+    refused("contains token 65,536: ids above 65,535 do not fit", stream.slice, 0, 3)
 
 
 # What a folder holds
