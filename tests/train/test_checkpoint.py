@@ -398,7 +398,7 @@ def test_where_a_run_stood_is_checked_before_it_goes_on(tmp_path, name):
     sound = asdict(Progress(step=4, sample=8, tokens=16, loss=1.0, val_step=4, best_step=4))
     assert asdict(read_progress(Checkpoint(tmp_path, 4, {**sound, "other": 1}, {}))) == sound
     for value in ([[]], {"a": []}, -1 if name in ("step", "sample", "tokens", "elapsed_seconds") else [[1, 2, "x"]]):
-        with pytest.raises(CheckpointError, match="it does not contain the progress of its run"):
+        with pytest.raises(CheckpointError, match="its record of the progress of the run is invalid"):
             read_progress(Checkpoint(tmp_path, 4, {**sound, name: value}, {}))
 
 

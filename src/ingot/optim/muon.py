@@ -96,8 +96,8 @@ def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
     """Like `iterate`, but apply the polynomials to the small Gram matrix, and multiply by x once per `at_once` polynomials.
 
-    In the Gram matrix, float32 gives the squares of small singular values an error of 6e-8. Each iteration multiplies the error
-    by the polynomial's squared slope. After four it is 1e-2, small enough for a fifth iteration; a few more would diverge.
+    Rounding in float32 leaves an error of about 6e-8 in the small eigenvalues of the Gram matrix. Each iteration multiplies it by
+    the square of the polynomial's slope at zero: after four iterations it is at most 1e-2, but a few more would diverge.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)

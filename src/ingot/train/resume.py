@@ -111,7 +111,7 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
         if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
             raise ValueError
     except (TypeError, ValueError):  # pydantic's ValidationError is a ValueError
-        raise CheckpointError(f"{checkpoint.path} is damaged: it does not contain the progress of its run") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: its record of the progress of the run is invalid") from None
     return progress
 
 
