@@ -83,3 +83,15 @@ def test_every_hint_to_install_an_extra_names_this_distribution_and_one_of_its_e
     assert len(hints) > 30 and all(quote for quote, *_ in hints)  # a shell may expand brackets that are not quoted
     assert "ingot" not in {name for _, name, _ in hints}
     assert {extra for _, name, extra in hints if name == "ingot-lm"} <= project["optional-dependencies"].keys()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="there is no git checkout here")
+def test_data_that_users_make_is_not_offered_to_git() -> None:
+    names = ["data/book/train_000000.bin", "data/book.txt", "data/datasets/x/a.bin", "data/tokenizers/a.model"]
+    ran = subprocess.run(["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout.split() == names
+
+
+def test_the_wheel_holds_ingot_alone() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"] == {"packages": ["src/ingot"]}

@@ -69,6 +69,16 @@ def test_every_option_reaches_the_preparation(ingot, tmp_path):
     assert result["splits"]["val"]["bytes"] == 6
 
 
+def test_options_for_files_that_are_not_utf8_reach_the_preparation(ingot, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_bytes("café".encode("latin-1") * 20)
+    (tmp_path / "in/b.txt").write_text("plain " * 20)
+    given = ("--val-fraction", "0", "--force", "--json")
+    for option, count in ((("--encoding", "latin-1"), 2), (("--skip-unreadable",), 1)):
+        told = json.loads(prepare(ingot, tmp_path / "in", tmp_path / "out", *option, *given).stdout)
+        assert told["splits"]["train"]["documents"] == count
+
+
 def test_without_validation_the_printed_command_does_not_evaluate(ingot, text, tmp_path):
     last = prepare(ingot, text, tmp_path / "out", "--val-fraction", "0").stdout.splitlines()[-1]
     assert last.endswith(f"--data.path {tmp_path / 'out'} --evaluation.every 0 --evaluation.points 0 --evaluation.at_start false")

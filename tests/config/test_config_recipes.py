@@ -55,3 +55,9 @@ def test_the_gpt2_recipe_has_the_published_shape_and_schedule() -> None:
 
 def test_the_character_recipe_takes_64_rows_a_step() -> None:
     assert load_config("shakespeare-char", environment={}).config.rows_per_step == 64
+
+
+@pytest.mark.parametrize("name", ["demo", "auto"])
+def test_short_recipes_evaluate_six_times_in_their_budget(name: str) -> None:
+    config = load_config(name, environment={}).config
+    assert (config.evaluation.points, config.evaluation.every) == (6, 0) and config.budget.seconds

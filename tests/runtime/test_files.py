@@ -135,17 +135,18 @@ def test_files_of_the_same_name_are_replaced_and_others_stay(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here tells which file a descriptor is of")
 def test_the_new_name_of_a_replaced_folder_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, synced, fsync = tmp_path / "out", list[tuple[Path, str]](), os.fsync
+    path, fresh, synced, fsync = tmp_path / "out", tmp_path / "fresh", list[tuple[Path, str, bool]](), os.fsync
     fill(path, "old")
 
     def note(descriptor: int) -> None:
         content = (path / "a").read_text() if path.exists() else ""
-        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), content))
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), content, fresh.exists()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
     fill(path, "new")
-    assert (path, "new") in synced
+    fill(fresh, "x")
+    assert (path, "new", False) in synced and (tmp_path, "new", True) in synced
 
 
 def test_a_folder_that_could_not_be_filled_leaves_the_old_one(tmp_path: Path) -> None:

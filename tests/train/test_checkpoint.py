@@ -408,6 +408,15 @@ def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_p
         check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})
 
 
+@pytest.mark.parametrize("overlap", [0, 4])  # the default, and another
+def test_a_checkpoint_from_before_a_setting_existed_goes_on_with_any_value_of_it(tmp_path, overlap):
+    def facts(**data):
+        config = {"model": {}, "data": {"path": "data", "seq_len": 16, **data}, "optimizer": {}, "training": {}}
+        return {"config": config, "model_file_sha256": None, "data_fingerprint": "a"}
+
+    check_fits(Checkpoint(tmp_path, 4, facts(), {}), facts(overlap=overlap))
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here tells which file a descriptor is of")
 def test_a_checkpoint_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     happened = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,21 @@ def test_a_sliding_score_is_named_as_one_wherever_it_stands(
     assert "  sliding by 8  " in (killed / "log.txt").read_text()
     assert call(["eval", str(killed), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("  sliding by 8\n") == 2
+
+
+def test_the_table_at_the_end_does_not_say_sliding_and_json_does(
+    unbroken: tuple[str, Path], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ingot.cli.train import _print_result
+
+    slid = train(unbroken[0], data, killed_after(unbroken[1], 6), evaluation__stride=8)
+    capsys.readouterr()
+    _print_result(slid, None)
+    assert call(["status", str(slid.run_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "val_bpb" in shown and "sliding" not in shown
+    assert call(["eval", str(slid.run_dir), "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sliding"] is True
 
 
 @pytest.mark.parametrize("layout", ["huggingface", "gguf", "nanogpt", "gpt-simple"])

@@ -116,6 +116,16 @@ def test_a_page_that_is_opened_later_is_told_the_same(opened, folder):
         assert first.loaded(2).runs == second.loaded(2).runs
 
 
+def test_a_page_may_turn_to_the_next_runs(opened, folder, monkeypatch):
+    monkeypatch.setattr("ingot.ui.watcher.PAGE_RUNS", 1)
+    monkeypatch.setattr("ingot.ui.web.KEEPALIVE_SECONDS", 1000.0)  # a page that is sent nothing is a failure, not a wait
+    web = opened(folder)
+    with Events(web) as events:
+        events.loaded(1)
+        assert web.ask("/api/page/1", method="POST") == (200, {"first": 1})
+        assert set(events.loaded(2).runs) == {"new", "old"} and events.order == [events.runs["old"]["id"]]
+
+
 def test_a_damaged_line_is_skipped_and_counted(opened, folder):
     with (folder / "old" / "metrics.jsonl").open("a") as file:
         file.write("{rubbish\n" + line(21))

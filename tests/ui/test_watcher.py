@@ -34,6 +34,16 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_p
     assert (new.message()["status"], new.message()["lines"]) == ("completed", 21)
 
 
+def test_a_finished_run_longer_than_a_block_is_shown_to_its_last_line(folder, monkeypatch):
+    from ingot.ui.watcher import Watcher
+
+    monkeypatch.setattr("ingot.runs.series.BLOCK_BYTES", 1000)
+    watcher = Watcher([folder])
+    for _ in range(30):
+        watcher.look()
+    assert {run.message()["lines"] for run in watcher.runs.values()} == {21}
+
+
 def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
     from ingot.runs.view import find_runs
     from ingot.ui.watcher import Watcher
@@ -86,7 +96,7 @@ def test_a_damaged_result_and_a_looping_link_hide_no_other_run(folder):
     watcher = Watcher([folder])
     watcher.look()
     statuses = {run.name: run.message()["status"] for run in watcher.runs.values()}
-    assert statuses.keys() == {"bad", "new", "old"} and (statuses["new"], statuses["old"]) == ("completed", "completed")
+    assert statuses == {"bad": "completed", "new": "completed", "old": "completed"}
 
 
 def test_more_runs_than_a_page_holds_are_paged_through(folder, monkeypatch):

@@ -154,6 +154,14 @@ def test_a_stop_has_a_name_of_its_own_and_the_newest_is_kept(our_copy: Path) -> 
     assert [s.path.name for s in saved_checkpoints(Path("out")) if s.kind == "shutdown"] == ["checkpoint-12-shutdown"]
 
 
+def test_a_save_that_becomes_the_last_one_is_written_once(our_copy: Path) -> None:
+    files, kept = reporter_of(our_copy), Path("out/checkpoints/checkpoint-12/trainer_state.json")
+    files.begin(begin(12))
+    before = kept.stat().st_ino
+    files.saved(Path("out/checkpoints/step-00000012"), "final")
+    assert kept.stat().st_ino == before
+
+
 def test_what_a_kill_kept_from_being_written_is_written_by_the_next_session(our_copy: Path) -> None:
     for name in ("final", "checkpoint-12"):
         shutil.rmtree(our_copy / "out/checkpoints" / name)

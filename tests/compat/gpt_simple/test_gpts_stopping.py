@@ -80,10 +80,11 @@ def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
     assert "TRAINING COMPLETE!" in cli(*TRAIN, "--training.max_steps", 60).err and not flag.exists()
 
 
-def test_status_shows_that_a_run_was_asked_to_stop_by_the_flag_file(cli: Cli, our_copy: Path) -> None:
+@pytest.mark.parametrize("name", ["stop", ".shutdown_requested"])
+def test_status_shows_that_a_run_was_asked_to_stop_by_either_file(cli: Cli, our_copy: Path, name: str) -> None:
     with Heartbeat(our_copy / "out"):
         assert "Shutdown:" not in cli("status", "--output_dir", "out").out
-        (our_copy / "out/.shutdown_requested").touch()
+        (our_copy / "out" / name).touch()
         assert "Shutdown:   requested\n" in cli("status", "--output_dir", "out").out
 
 
@@ -240,6 +241,14 @@ def test_a_folder_in_which_the_original_trains_is_refused_and_left_as_it_is(
         assert f"process {process.pid}" in line and "stop that process first" in line and "another training.output_dir" in line
         assert sorted(gpts.rglob("out/**")) == before
     finally:
+        process.communicate()
+
+
+def test_a_living_original_is_refused_however_old_its_state(cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "FRESH_SECONDS", -1.0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        their_state(gpts / "out", process.pid)
+        assert f"process {process.pid}" in cli(*TRAIN, code=1).line
         process.communicate()
 
 
