@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the names for tab completion: the public ones, without subpackages."""
+    """Return only the public and dunder names, so that tab completion does not list subpackages."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
@@ -53,7 +53,7 @@ def _public(name: str) -> property:
 
 
 class _Package(ModuleType):
-    """The class of this module; it keeps `ingot.train` a function even after the subpackage of the same name is imported."""
+    """This module's class; it imports public names on first use and keeps the subpackage `train` from replacing the function."""
 
 
 for _name in _MODULE_OF:

@@ -32,7 +32,7 @@ def load(
 ) -> LoadedModel:
     """Load a model from a run folder, a checkpoint or an artifact; `dtype` casts its weights for generation.
 
-    `which`: a run's latest or best checkpoint. `tokenizer` (name or file) or the folder `data` replaces a missing tokenizer.
+    `which` selects the latest or best checkpoint. `tokenizer` (name or file) or the folder `data` supplies a missing tokenizer.
     """
     weights = open_weights(Path(path), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
@@ -53,7 +53,7 @@ def generate(
     repetition_penalty: float = Sampling.repetition_penalty,
     stop_at_end: bool = False,
 ) -> str:
-    """Load a model and continue a prompt with it."""
+    """Load a model and return a prompt followed by the completion that the model generates."""
     return load(path, which=which, device=device).generate(
         prompt,
         tokens=tokens,
@@ -77,8 +77,7 @@ def train(
 ) -> TrainingResult:
     """Train with the settings of a YAML file, a recipe, a Config or a dict; training={"max_steps": 10} overrides a setting.
 
-    Errors are raised as exceptions. Progress goes to stderr, as on the command line; `quiet` suppresses it, and a custom
-    `reporter` replaces it.
+    Progress is shown on stderr, unless `quiet` is set or a custom `reporter` is given.
     """
     if isinstance(config, Config):
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}

@@ -16,12 +16,12 @@ LONGEST, TAIL = 1000, 300  # limit in characters; longer messages lose their mid
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """Escape control characters (for example in a file name) that a terminal must not receive, except those in `kept`."""
+    """Escape non-printable characters, except those in `kept`, so that untrusted text such as a file name can be printed."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """Format a message as one line: escape control characters, and shorten it if it is too long."""
+    """Format a message as one line: escape non-printable characters, and leave out the middle of a long message."""
     text = " ".join(text.split())
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - TAIL]} [{len(text) - LONGEST:,} characters left out] {text[-TAIL:]}"
@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return `said` with its placeholders filled in; `name` renames the setting and, given SETTING=VALUE, the value."""
+        """Fill in the placeholders of `said`; `name` renames the setting, and also its values, passed as SETTING=VALUE."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")

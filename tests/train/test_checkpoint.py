@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingot.config.schema import TrainingSection
-from ingot.errors import CheckpointError, Unreadable
+from ingot.errors import CannotContinue, CheckpointError, Unreadable
 from ingot.runs.checkpoints import (
     Checkpoint,
     _checksum,
@@ -408,13 +408,15 @@ def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_p
         check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})
 
 
-@pytest.mark.parametrize("overlap", [0, 4])  # the default, and another
-def test_a_checkpoint_from_before_a_setting_existed_goes_on_with_any_value_of_it(tmp_path, overlap):
+def test_a_checkpoint_from_before_a_setting_existed_is_refused(tmp_path):
     def facts(**data):
         config = {"model": {}, "data": {"path": "data", "seq_len": 16, **data}, "optimizer": {}, "training": {}}
         return {"config": config, "model_file_sha256": None, "data_fingerprint": "a"}
 
-    check_fits(Checkpoint(tmp_path, 4, facts(), {}), facts(overlap=overlap))
+    check_fits(Checkpoint(tmp_path, 4, facts(overlap=4), {}), facts(overlap=4))
+    with pytest.raises(CannotContinue) as refused:
+        check_fits(Checkpoint(tmp_path, 4, facts(), {}), facts(overlap=4))
+    assert "data.overlap" in str(refused.value)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here tells which file a descriptor is of")

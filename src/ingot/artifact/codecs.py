@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def is_plausible_size(size: int, stored: int) -> bool:
-    """Return True if `stored` compressed bytes can plausibly decompress to `size` bytes."""
+    """Return True unless `size` bytes from `stored` compressed bytes would suggest a decompression bomb."""
     return 0 <= size <= min(FREE_BYTES + MAX_RATIO * stored, MAX_PAYLOAD_BYTES)
 
 

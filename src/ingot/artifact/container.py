@@ -92,7 +92,7 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Yield each codec and the size of the artifact that it would produce, without writing a file."""
+    """Yield each codec with the size in bytes of the artifact that it would give, without writing a file."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
@@ -178,7 +178,7 @@ def _opened(payload: memoryview) -> Artifact:
 
 
 def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
-    """Parse a JSON object of the supported version; raise ValueError with the message `damage` if it is not valid."""
+    """Parse a JSON object; raise ValueError if it is invalid (with the message `damage`) or of an unsupported version."""
     facts = None
     with suppress(ValueError, RecursionError):
         facts = json.loads(text)

@@ -31,7 +31,7 @@ UNUSED = 5  # GGUF's token type for embedding rows without a token
 
 
 def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Return a tokenizer's GGUF metadata for `rows` embedding rows; keys are named after GGUFWriter's `add_*` methods.
+    """Return a tokenizer's GGUF metadata, padded to `rows` tokens; keys are named after GGUFWriter's `add_*` methods.
 
     Raise ConfigError if llama.cpp cannot express the tokenizer.
     """
@@ -92,7 +92,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def is_normalised(spec: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer normalises text before splitting it, which llama.cpp does not support."""
+    """Return True for a SentencePiece tokenizer that normalises text, which llama.cpp does not support."""
     tokenizer = from_spec(spec)
     file = SentencePieceFile(tokenizer.contents) if isinstance(tokenizer, SentencePieceTokenizer) else None
     return file is not None and (bool(file.rules) or file.folds_spaces)
@@ -118,7 +118,7 @@ def write_gguf(
     dtype: str = "fp32",
     name: str = "ingot",
 ) -> int:
-    """Write model.gguf and a Modelfile to a folder; return their total size. `settings` is a complete `model` section."""
+    """Write model.gguf and a Modelfile to a folder; return their size in bytes. `settings` is a complete `model` section."""
     if dtype not in DTYPES:
         raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")

@@ -61,7 +61,7 @@ class Saved:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return True if a folder is a gpt-simple checkpoint."""
+    """Return True if a folder contains model/config.json, as every gpt-simple checkpoint does."""
     return (path / MODEL / CONFIG).is_file()
 
 
@@ -84,7 +84,7 @@ def saved_checkpoints(run: Path) -> list[Saved]:
 
 
 def read_saved(path: Path) -> Saved:
-    """Read a checkpoint's trainer_state.json."""
+    """Read a checkpoint's trainer_state.json; raise CheckpointError if it is damaged or of an unsupported version."""
     state = read_object(path / STATE)
     step, version = state.get("step"), state.get("schema_version", VERSION)
     if version != VERSION:
@@ -95,7 +95,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's `model` section; if the run trained on rows longer than n_positions, the context is their length."""
+    """Read a checkpoint's settings as our `model` section; the context is at least as long as the run's rows."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -122,7 +122,7 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict[str, Any]:
-    """Convert the `model` section of an Ingot config to gpt-simple's keys."""
+    """Convert the `model` section of an Ingot config to gpt-simple's keys; `document_mask` selects the attention mode."""
     theirs: dict[Any, str] = {ours: word for words in (ACTIVATIONS, MLPS) for word, ours in words.items()}
     keys = {key: settings.get(ours) for key, ours in MODEL_KEYS.items() if ours}
     keys |= {key: theirs.get(keys[key], keys[key]) for key in ("activation", "mlp_type")}
@@ -130,7 +130,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if settings that determine weight shapes differ between a checkpoint (`was`) and a run (`now`)."""
+    """Raise CheckpointError if the architecture (except the context) differs between a checkpoint (`was`) and a run (`now`)."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
@@ -139,7 +139,7 @@ def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, An
 
 
 def tokenizer_folder(path: Path) -> Path | None:
-    """Return the tokenizer folder in a checkpoint or in its run folder, or None."""
+    """Return the tokenizer folder of a checkpoint, or else of its run; return None if neither has one."""
     folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)
     return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 

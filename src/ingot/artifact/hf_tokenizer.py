@@ -32,7 +32,7 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the tokens 0 to 3 of the byte to
 
 @dataclass(frozen=True)
 class Piece:
-    """An entry of a SentencePiece vocabulary."""
+    """An entry of a SentencePiece vocabulary; `kind` is its type in the .model file, such as NORMAL, CONTROL or BYTE."""
 
     text: str
     score: float
@@ -149,7 +149,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], Tokenizer]:
-    """Return the files of a tokenizer by name, and the tokenizer itself."""
+    """Return the contents of a tokenizer's files by file name, and the tokenizer; `context` is written as model_max_length."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -165,7 +165,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError if a folder has tokenizer files that the export would not replace, because programs would load them."""
+    """Raise ConfigError if a folder has tokenizer files not in `names`, because programs could load them instead of ours."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to another model's tokenizer; remove the file or give another --output")
@@ -181,7 +181,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` or, without a name, the tokenizer in the folder; the model has `rows` embedding rows."""
+    """Return the tokenizer `name` (default: the folder's); raise DataError if it has more ids than the model (`rows`)."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
@@ -196,7 +196,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
-    """Return GPT-2's tokenizer for a model without a tokenizer if the model has as many embedding rows as GPT-2."""
+    """Return GPT-2's tokenizer for a model without one; raise DataError unless the model has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")

@@ -268,7 +268,7 @@ def cached_model(name: str) -> Path | None:
 
 
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
-    """Read a folder's weights, converted to our names and layout, and the matching settings of our `model` section."""
+    """Read a model of one of `families`, converted to our tensor names, tensor shapes and `model` section."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; give {WHOLE}")
     path = folder / CONFIG
@@ -317,7 +317,7 @@ def write_model(
     tokenizer: Mapping[str, Any] | None,
     scoring: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write a folder that transformers can load, including the tokenizer given by a spec; return its size in bytes.
+    """Write a model and its tokenizer (a spec) to a folder that transformers can load; return the folder's size in bytes.
 
     `settings` is a complete `model` section; the vocabulary size is taken from the weights.
     """

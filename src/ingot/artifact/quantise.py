@@ -151,7 +151,7 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise by the golf challenge's rule: clip each row at a quantile, then divide it by the unrounded scale (at least 1/127).
+    """Quantise by the golf challenge's rule: clip each row at a quantile of its magnitudes; the scale is at least 1/127.
 
     A tensor that is not a matrix has a single scale.
     """
@@ -169,7 +169,7 @@ def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _quantile(a: Float32) -> Float32:
-    """Compute torch.quantile(a, GOLF_QUANTILE, dim=1) bit for bit: a float32 rank, then a fused lerp between neighbours."""
+    """Return the same bits as torch.quantile(a, GOLF_QUANTILE, dim=1)."""
     real = np.float32 if a.shape[1] <= QUANTILE_LIMIT else np.float64
     rank = real(GOLF_QUANTILE) * real(a.shape[1] - 1)
     lower, upper = int(rank), int(np.ceil(rank))

@@ -32,7 +32,7 @@ Frequencies = NDArray[np.int64]  # frequency of each of the 256 symbols
 
 
 def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] = lambda done: None) -> bytes:
-    """Compress all parts, each with its own tables, and return them concatenated."""
+    """Compress the parts into one byte string; each part has its own frequency tables."""
     sections, small = bytearray(COUNT.pack(len(parts))), bytearray()
     streams: list[Bytes] = []
     for part in parts:
@@ -50,7 +50,7 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 
 def decode(data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data's header gives a different size."""
+    """Return the `size` decompressed bytes; raise ValueError if the data is damaged or its header gives a different size."""
     head_end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
     if len(data) < head_end:
         raise ValueError("it is cut short")

@@ -102,7 +102,7 @@ class Rounder(Protocol):
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return two records per quantised weight: its int8 codes, and its row scales under the weight's name plus `::scale`."""
+        """Return, for each weight that `round` has quantised, its int8 codes and its row scales (a record named NAME::scale)."""
 
 
 class Inference(Group, Protocol):
@@ -137,7 +137,7 @@ class Inference(Group, Protocol):
         """Return the weights for scoring and export (their moving average, if there is one) on the first rank, else []."""
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a Rounder for this model, calibrated on `batches`; if there are none, it rounds weights to the nearest code."""
+        """Return a Rounder for this model: with GPTQ, calibrated on `batches`, or with plain rounding if there are none."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Replace the weights before training or scoring; `where` names their source in error messages."""

@@ -97,7 +97,7 @@ def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, A
 
 
 def find_device(name: str, local_rank: int = 0) -> Device:
-    """Return the device selected by `training.device`; each local rank gets its own GPU."""
+    """Return the device that `training.device` names; with `cuda` or `auto`, each local rank gets its own GPU."""
     if name == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import find_mlx_device
@@ -126,7 +126,7 @@ def measure_flops(device: Device) -> float:
 
 
 def preloadable(device: str) -> tuple[str, ...]:
-    """Return modules that a forkserver may import once for many runs: importing these does not initialise the device."""
+    """Return the modules that a forkserver may import once for many runs, because they do not initialise the device."""
     return () if device == MLX else ("ingot.backends.torch.backend",)  # a forked process cannot use Metal
 
 
@@ -137,7 +137,7 @@ def packages(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def _mlx_installed() -> Iterator[None]:
-    """Turn a failed import of mlx into an error that gives the command to install mlx."""
+    """If mlx cannot be imported in the block, raise a ConfigError that gives the command to install it."""
     try:
         yield
     except ImportError as error:
@@ -160,7 +160,7 @@ def framework_version(device: str = "auto") -> str:
 
 
 def refuse_precision(config: Config) -> None:
-    """Raise ConfigError if the device does not support the training precision."""
+    """Raise ConfigError if training.device is `mlx` or `cpu` and does not support the training precision."""
     device, precision = config.training.device.partition(":")[0], config.training.precision
     if device == "mlx" and precision == "fp16":
         raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), ON_MLX)

@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options for completions. Of several completions, number i (from 0) equals a single completion with seed + i."""
+    """Options for completions; completion i (from 0) of several is generated with seed + i."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0 means greedy
@@ -108,7 +108,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids to start from: the start-of-document token and the prompt or, if both are missing, a newline or id 0."""
+    """Return the ids of a prompt, by default after the start-of-document token; an empty prompt gives at least one id."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids

@@ -1,7 +1,7 @@
 """Options shared by several commands, and config settings as options.
 
-Any `--section.key value` that a command does not declare is a config setting. Commands in main.WITH_SETTINGS accept settings and
-read them with `given_settings(ctx)`.
+Any `--section.key value` that a command does not declare is a config setting. A SettingsCommand accepts
+settings and reads them with `given_settings(ctx)`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SettingsCommand(TyperCommand):
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Parse a command's extra arguments, except the first `skip`, as settings; refuse option names of other programs."""
+    """Parse a command's extra arguments after the first `skip` as settings; raise ConfigError for other programs' options."""
     from ingot.config.fields import known
 
     args = ctx.args[skip:]
@@ -131,7 +131,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; a gpt-simple config is translated with a note to `warn`."""
+    """Build the config from a recipe, a YAML file and overrides; translate a gpt-simple config, and report that to `warn`."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

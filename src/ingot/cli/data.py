@@ -207,7 +207,7 @@ def verify_command(
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print the counts of each split; if the bytes of the tokens differ from those of the text, print both and return True."""
+    """Print the counts of each split. If the decoded tokens and the text differ in size, print both sizes and return True."""
     with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
@@ -314,7 +314,7 @@ def prepare_command(
 
 
 def next_command(summary: Prepared) -> list[str]:
-    """Return lines that show how to train on a prepared folder, with a recipe that suits its tokenizer."""
+    """Return lines that show how to train on a prepared folder, with a recipe that suits its vocabulary and size."""
     large = summary.vocab_size >= LARGE_VOCABULARY
     recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"
     no_val = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.points 0 --evaluation.at_start false"
@@ -370,7 +370,7 @@ def train_tokenizer_command(
 
 
 def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Path]:
-    """Return the --input paths, then the positional ones, because shells expand `--input *.txt` to `--input a.txt b.txt`."""
+    """Return the --input paths followed by the positional ones: shells expand `--input *.txt` to `--input a.txt b.txt`."""
     inputs = [*(options or ()), *(arguments or ())]
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")

@@ -139,7 +139,7 @@ def _export_file(
 
 
 def _has_validation_text(source: Weights) -> bool:
-    """Return False for a run without validation text; data that cannot be opened is reported during scoring."""
+    """Return False if the run's data has no validation text. If it cannot be opened, return True: scoring reports the error."""
     from ingot.data.loading.data_path import open_dataset
 
     data = source.config.data
@@ -215,7 +215,7 @@ def _export_layout(
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Check and return the output path before anything is computed; an artifact in the folder of its run may be overwritten."""
+    """Return the output path after checking it. By default it is in the run folder, where an artifact may be overwritten."""
     if output is None and source.run is not None:
         from ingot.artifact.container import read_artifact
 

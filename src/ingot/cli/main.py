@@ -116,7 +116,7 @@ def ingot(
 
 
 def run(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line `args` (default: sys.argv) and exit with the command's exit code."""
     args = list(sys.argv[1:] if args is None else args)
 
     def setting_name(setting: str) -> str:
@@ -141,7 +141,7 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 def call(args: list[str]) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code; raise usage errors as ConfigError."""
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     command = typer.main.get_command(app)

@@ -1,4 +1,4 @@
-"""`ingot report`: a self-contained HTML page about runs, without external resources or scripts."""
+"""`ingot report`: a self-contained HTML page about runs, which executes no scripts."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Option:
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
-        """Convert a value to this option's type; if it is invalid, raise ConfigError, naming `where` the value was set.
+        """Convert a value to this option's type; raise ConfigError if it is not allowed. `where` is the value's origin.
 
         Whole numbers are accepted for floats, and floats without a fractional part for integers.
         """

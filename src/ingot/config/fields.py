@@ -117,7 +117,7 @@ def setting_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
 
 
 def item_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
-    """Return the setting at a path inside a list of mappings, such as training.stages.0.share."""
+    """Return the setting at a path inside a list of mappings, such as training.stages.0.share, or None if there is none."""
     listed = setting_at(path[:2], family)
     item = listed.items.get(path[3]) if listed and len(path) > 3 else None
     return replace(item, path=".".join(path[:4])) if item else None

@@ -74,7 +74,7 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
-    """Return a nested mapping of all converted values, and the origin of each value."""
+    """Return the converted values as a nested dict, and the origin of each value; append errors to `problems`."""
     tree: dict[str, Any] = {}
     origins: dict[SettingPath, str] = {}
     for item in sorted(given, key=lambda item: item.level):
@@ -342,7 +342,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[SettingPath, Any]:
-    """Return the values of one source by path, with free-form mappings split into their entries."""
+    """Return the values of one source by path, with free-form mappings split into entries; append errors to `problems`."""
     entries: dict[SettingPath, Any] = {}
 
     def put(path: SettingPath, value: Any) -> None:

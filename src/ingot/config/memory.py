@@ -37,12 +37,12 @@ def state_bytes(config: Config, size: Size) -> int:
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes of memory that input rows take on one rank; each token and each target takes four bytes."""
+    """Return the bytes that input rows take on one rank, which holds the rows of HELD_STEPS steps at once."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
 def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
-    """Estimate the activation bytes stored per row for the backward pass; attention scores are never materialised."""
+    """Estimate the bytes of activations and logits per row; `recomputed` is True if the backward pass recomputes activations."""
     model, seq_len = config.model, config.data.seq_len
     number = FLOAT if config.training.precision == "fp32" else 2
     logits = min(config.training.loss_chunk or seq_len, seq_len) * (model.vocab_size or vocab_size) * 2 * FLOAT

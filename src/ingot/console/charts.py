@@ -70,7 +70,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False) -> list[str]:
-    """Draw a panel for a terminal of `width` cells: braille curves, each ending in a letter, and a legend of the letters."""
+    """Return a panel as lines for a terminal of `width` cells: braille curves that each end in a letter, and a legend."""
 
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text

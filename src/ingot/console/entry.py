@@ -1,4 +1,4 @@
-"""Report errors in one line with the exit code of their class, and end the program.
+"""Report the error that ends a program: print it in one line and set the exit code of its class.
 
 A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
 another rank's failure waits.
@@ -95,10 +95,10 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Print an error in one line and set the exit code; `name` and `advise` translate the settings and advice in its message.
+    """Print an error raised in the `with` block in one line, and set the exit code of the Outcome that the block receives.
 
-    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error
-    if it is still alive after a wait, because then no rank has reported one. A stop before training exits with code `stopped`.
+    `name` and `advise` translate settings and advice in the message; `stopped` is the exit code of a stop before training. An
+    error that all ranks raise is printed by the first rank and, with `every_rank`, by any other rank still alive after a wait.
     """
     outcome = Outcome()
     for stream_name in ("stdout", "stderr"):

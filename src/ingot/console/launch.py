@@ -97,7 +97,7 @@ def launch(
 def _supervise(
     program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
 ) -> int:
-    """Wait for all ranks, forwarding signals as mapped by `instead`; if one fails, kill ranks that outlive the grace period."""
+    """Wait for all ranks, forwarding signals as mapped by `instead`; if one fails, stop the others. Return the exit code."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -124,7 +124,7 @@ def _supervise(
 
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Put received signals into the queue, except those that this process ignores from the start, as with nohup."""
+    """Put received signals into the queue, except signals that the process already ignores, for example under nohup."""
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:

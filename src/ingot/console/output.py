@@ -60,7 +60,7 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """Escape control characters, such as \\x1b, so that `text` cannot control the terminal."""
+    """Escape control characters other than newline and tab, and characters that change the text direction."""
     controls = {c for c in set(text) - set("\n\t") if unicodedata.category(c) == "Cc" or c in TEXT_DIRECTION}
     return "".join(f"\\x{ord(character):02x}" if character in controls else character for character in text)
 

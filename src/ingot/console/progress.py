@@ -238,7 +238,7 @@ class LiveReporter(LineReporter):
 
 
 def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
-    """Return the remaining steps or time, whichever runs out first."""
+    """Format the remaining steps or the remaining time, whichever runs out first."""
     by_steps = step / max_steps if max_steps else -1.0
     by_seconds = seconds / budget_seconds if budget_seconds else -1.0
     if max_steps and by_steps >= by_seconds:

@@ -1,4 +1,4 @@
-"""A repository on the Hugging Face hub: list and download its files at one commit, and the parquet files of a dataset.
+"""Repositories on the Hugging Face hub: list and download files at one commit, and select the parquet files of a dataset.
 
 Every request goes through the official client, which retries, resumes and caches; its exceptions become one-line errors here.
 An unreachable hub is detected within seconds; the client alone would retry for half a minute. The client verifies the size of
@@ -70,7 +70,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a repository at one commit; `card` is the metadata on its page."""
+    """The files of a repository at one commit; `card` is the metadata of its dataset or model card."""
 
     commit: str
     files: dict[str, FileInfo]
@@ -86,7 +86,7 @@ class Unreachable(DataError):
 
 
 class Hub:
-    """A repository on the Hugging Face hub."""
+    """A dataset or model repository on the Hugging Face hub, and its files in the local cache."""
 
     def __init__(
         self, repo: str, repo_type: RepoType = "dataset", *, endpoint: str | None = None, cache: Path | None = None
@@ -123,7 +123,7 @@ class Hub:
         info: FileInfo = FileInfo(),  # noqa: B008 (frozen)
         count: Callable[[int], None] = lambda size: None,
     ) -> Path:
-        """Return a file in the client's cache; it is downloaded if necessary, and once more if it does not match `info`.
+        """Return the path of a file in the client's cache, downloading it if it is missing or does not match `info`.
 
         `count` is called with the number of bytes received since the last call.
         """
@@ -138,7 +138,7 @@ class Hub:
                 count(int(size or 0))
 
             def update_transfer(self, *_: object, **settings: object) -> None:
-                """Ignore the transferred bytes: they are fewer than the file's, because the hub deduplicates equal chunks."""
+                """Ignore the transferred bytes, which are fewer than the file's because the hub deduplicates equal chunks."""
 
             set_transfer_postfix_str = update_transfer
 
@@ -211,7 +211,7 @@ def connect(endpoint: str) -> None:
 
 
 def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
-    """Return the files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT defaults to train.
+    """Return the parquet files of hf:ORG/NAME[/CONFIG][:SPLIT], downloading them if necessary; SPLIT defaults to train.
 
     `instead` is the advice to print if the hub cannot be reached.
     """
@@ -293,7 +293,7 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:
-    """Return the files whose path contains the split's name as a word; if no path names a split, all files belong to train."""
+    """Return the files whose path has the split's name or a synonym as a word; if no path names a split, all belong to train."""
     words = {file: set(re.split(r"[^a-z0-9]+", file.lower())) for file in files}
     if split == "train" and not any(words[file] & set(names) for file in files for names in SPLITS):
         return list(files)

@@ -2,7 +2,7 @@
 
 Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as the golf baseline does. `text` is the UTF-8
 size of the original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white space
-decode to fewer bytes than the original, so `pieces` would make it look worse. For a part of a split, `text` is estimated as
+decode to fewer bytes than the original, so `pieces` would give more bits per byte. For a part of a split, `text` is estimated as
 `pieces` times the ratio of the two in the whole split, which is exact for the whole split and for lossless tokenizers.
 
 Every target of the split is scored exactly once. Rows start `stride` tokens apart. If the stride equals the row length, rows do
@@ -70,7 +70,7 @@ class Score:
 
     @property
     def other(self) -> dict[str, float]:
-        """Return the bits per byte by metric name, for the byte count that `rule` does not select; {} if the counts are equal."""
+        """Return {metric name: bits per byte} for the byte count that `rule` does not select; {} if both counts are equal."""
         rule: Rule = "pieces" if self.rule == "text" else "text"
         return {} if self.piece_bytes == self.text_bytes else {f"val_bpb_{rule}": self.nats / math.log(2) / self._by(rule)}
 
@@ -144,7 +144,7 @@ class Evaluator:
         return sum(-(-len(own) // self.micro_batch) for _, _, own in self._dealt(rows))
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Evaluator, NDArray[np.int64]]]:
-        """Yield the name and the evaluator of every part, and the part's share of `rows` as indices within the part."""
+        """Yield, for every part, its name, its evaluator and those of `rows` that it contains, as row indices within the part."""
         first = 0
         for name, part in self.parts.items():
             stop = first + part.count(None)

@@ -25,7 +25,7 @@ Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check."""
+    """The result of one check: its name, whether it passed, and what was found."""
 
     name: str
     passed: bool
@@ -54,7 +54,7 @@ def self_test(
 
 
 def _tiled(bucket: str, evaluator: Evaluator) -> Check:
-    """Check that the windows of a split score each of its tokens exactly once."""
+    """Check that the rows of a split score each target exactly once, given the token before it."""
     tokens = evaluator.split.tokens
     positions: Any = SimpleNamespace(tokens=tokens, read=np.arange)  # a dummy split: each token's id is its position
     numbered = replace(evaluator, split=positions, document_mask=False)
@@ -101,7 +101,7 @@ def _check_probabilities(
     head_rows: int,
     tolerance: float,
 ) -> list[Check]:
-    """Check that the loss matches probabilities computed without targets, and that these sum to one."""
+    """Check that losses match the probabilities that the model computes without targets, and that probabilities sum to one."""
     largest, least, most = 0.0, np.inf, -np.inf
     for line in lines:
         one = line.copy()

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a task. The model's answer is the likeliest pair; a single pair is right if greedy decoding yields it."""
+    """An item of a task. The model chooses the likeliest pair; a single pair is right if it is the greedy continuation."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -139,7 +139,7 @@ TASKS = {
 
 
 def task_names(words: str) -> list[str]:
-    """Return the tasks named in a comma-separated list."""
+    """Parse a comma-separated list of task names; raise ConfigError if one is unknown."""
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     unknown = [name for name in names if name not in TASKS]
     if unknown or not names:
@@ -192,7 +192,7 @@ def _archive(path: Path) -> dict[str, bytes]:
 def _read_items(
     task: Task, where: Path | str, part: str, records: Iterable[Any], labels: Sequence[str] | None = None
 ) -> list[Item]:
-    """Build items from records or JSON lines; labels may come from a separate file."""
+    """Build items from records or JSON lines; `labels` holds the labels if they come from a separate file."""
     items: list[Item] = []
     for number, line in enumerate(records):
         try:
@@ -212,7 +212,7 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
-    """Compute a task's metrics from its items and, for each of their pairs, (log-probability, is_greedy)."""
+    """Compute a task's metrics; `answers` holds (log-probability, is_greedy) for every pair of every item."""
     values: dict[str, list[float]] = {name: [] for name in task.metrics}
     for item, pairs in zip(items, answers, strict=True):
         lls = np.array([log for log, _ in pairs])

@@ -72,7 +72,7 @@ class Comparison:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare the scores of two groups of runs; `read` reads a run (default: `read_scored`)."""
+    """Compare two groups of runs, read with `read` (default: `read_scored`); raise ConfigError if scores are not comparable."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:

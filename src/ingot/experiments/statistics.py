@@ -42,7 +42,7 @@ def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | 
 
 
 def one_sample_p(scores: Sequence[float], reference: float) -> float:
-    """Return the one-sided p-value: the probability of a mean this low if the true mean equals the reference."""
+    """Return the one-sided p-value: the probability of a mean as low as that of `scores` if the true mean is `reference`."""
     below, std = reference - statistics.fmean(scores), statistics.stdev(scores)
     if std == 0:
         return 0.0 if below > 0 else 1.0 if below < 0 else 0.5

@@ -215,7 +215,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
 
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
-    """Train in a separate process; return None or, if it failed, an error with the last line that the process printed."""
+    """Train in a separate process; return None or, if it failed, the reason, usually the last line that the process printed."""
     output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
     with writing_output(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def _train(resolved: ResolvedConfig, output: Path) -> None:
     assert parent is not None
 
     def watch() -> None:
-        """Make the run save and stop when the process of the sweep ends."""
+        """Wait until the sweep's process ends, then make the run save and stop."""
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -60,7 +60,7 @@ class Completion:
 
 
 class Engine:
-    """Runs the generating thread. Completions may be submitted from any other thread."""
+    """Generates all completions in one thread. They may be submitted from any other thread."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -121,7 +121,7 @@ class Engine:
                 wait = False
 
     def _begin(self) -> None:
-        """Begin a batch with the first waiting request and as many others with the same sampling settings as fit."""
+        """Begin one batch for requests of zero tokens, and one for the first other request and those that can join it."""
         self._waiting = [text for text in self._waiting if not text.gone.is_set()]
         scored = [text for text in self._waiting if not text.tokens]
         if scored:
@@ -227,7 +227,7 @@ class Writing:
         self._echoed = len(self._held)  # number of prompt characters in `_held`, in which stop strings are ignored
 
     def push(self, token: int) -> Chunk | None:
-        """Add the next token and return the chunk to send now, if any, which has no scores yet. The last chunk has a `finish`."""
+        """Add the next token; return the chunk to send now (still without scores), or None if nothing should be sent yet."""
         ended = token in self._ends
         self.row.append(token)
         self._held += self._decoder.finish() if ended else self._decoder.push([token])
@@ -244,7 +244,7 @@ class Writing:
         return None
 
     def _stopped(self) -> bool:
-        """Return True if the held text contains a stop string; if so, cut it off there."""
+        """Truncate the held text before its first stop string; return True if it contained one."""
         positions = [self._held.find(stop, self._echoed) for stop in self.text.stop]
         first = min((position for position in positions if position >= 0), default=None)
         if first is not None:

@@ -41,7 +41,7 @@ FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fin
 
 @dataclass(frozen=True)
 class Weights:
-    """A model that can be opened or exported; `run` is its run folder, if known."""
+    """A model's weights and the metadata to open or export it; `run` is the run folder, if known."""
 
     path: Path
     run: Path | None
@@ -121,7 +121,7 @@ def foreign_weights(
     named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
-    """Return a model that was not trained by ingot as Weights, with a complete config built from its `model` settings.
+    """Return the Weights of a model from a foreign file, with a complete config built from the model `settings`.
 
     `named` is the name or path of the model's tokenizer. `scoring` is the result of `scoring_of`, if the file contains it.
     """
@@ -231,7 +231,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of each prompt; prompt i is sampled with seeds[i] (default: seed + i), whatever the batch."""
+        """Return the completion of each prompt; prompt i is sampled with seeds[i] (default: options.seed + i)."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds

@@ -131,7 +131,7 @@ class Load:
 
 
 def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> list[Load]:
-    """Group requests by model, so that every model is opened only once. Weights are not read here."""
+    """Group requests by model, dtype and tokenizer; each group opens its model once. Weights are not read here."""
     paths: dict[str, Path] = {}
     problems: list[str] = []
     for name in dict.fromkeys(request.model for request in requests):
@@ -157,7 +157,7 @@ def answer_all(
     open_path: Callable[[Path, str | None, str], LoadedModel],  # arguments: path, tokenizer, dtype
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Return the output lines in the order of the requests; the line of a failed completion has an `error`."""
+    """Complete all requests and return their output lines in order; the line of a failed completion has an `error`."""
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
         say(f"opening {load.path} as {load.dtype} for {len(load.requests)} prompts")
@@ -179,7 +179,7 @@ def answer_all(
 def _answer(
     model: LoadedModel, batch: dict[int, Request], options: GenerationOptions, say: Callable[[str], None]
 ) -> dict[int, dict[str, Any]]:
-    """Answer requests with equal settings; if the batch fails, retry each request alone, so that only bad ones get an error."""
+    """Complete requests with equal settings; if the batch fails, retry each one alone, so that only failing ones get an error."""
     seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
         texts = model.generate_batch([request.fields["prompt"] for request in batch.values()], options, seeds)

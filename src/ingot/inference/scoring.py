@@ -27,7 +27,7 @@ def score_rows(
     firsts: Sequence[int],
     top: int = 1,
 ) -> list[RowScores]:
-    """Return, for each row i, the log-probabilities of its tokens from position firsts[i] >= 1 on; only for a single rank."""
+    """Score rows on a single rank: return the log-probabilities of the tokens of each row i from position firsts[i] >= 1 on."""
     by_row: dict[int, RowScores] = {}
     for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -161,5 +161,5 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids that lm-eval gets for a text from the exported tokenizer: with a start token if that tokenizer adds one."""
+    """Return the ids that lm-eval gets for a text from the exported tokenizer, which may add a start token."""
     return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()

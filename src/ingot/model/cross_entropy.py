@@ -21,7 +21,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets and the gradient of logits h @ w.T (n, V), which is invalid for ignored targets."""
+    """Return the summed loss of (n) targets and the gradient of h @ w.T (n, V); its rows for ignored targets are invalid."""
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
     index = y.clamp(min=0)[:, None]

@@ -120,7 +120,7 @@ class FrontierAttention(nn.Module):
         return q, k, v, self.head_gate(x) if self.head_gate is not None else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        """Return the output (N, H, D) of each head."""
+        """Return the outputs (N, H, D) of the heads."""
         q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # q: (B, T, H, D), k and v: (B, T, K, D)
         # Keep the heads of a token together until attention, so that its output has the layout the next matmul needs.
         if self.fused_rotary and cache is None:
@@ -138,7 +138,7 @@ class FrontierAttention(nn.Module):
         return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
-        """Replace the unrotated dimensions of keys (B, S, K, D) by those of the previous token of the document, if any."""
+        """Return keys (B, S, K, D) with the unrotated dimensions of the previous token, except at the start of a document."""
         # The cache stores keys as they were before this replacement, so the key of the previous token is always available here.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
@@ -174,7 +174,7 @@ class FrontierBlock(nn.Module):
         self.mix_x0 = nn.Parameter(torch.full((), 0.05))
 
     def enter(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Mix the embedding into the residual stream; return the stream and the inputs of attention."""
+        """Mix the embedding into the residual stream; return the stream and the queries, keys, values and gates of attention."""
         x = self.mix_x * x + self.mix_x0 * x0  # factors are zero-dimensional, so x keeps its dtype
         return x, *self.attn.project(norm(x), x0, tokens)
 
@@ -182,7 +182,7 @@ class FrontierBlock(nn.Module):
         return self.attn(q, k, v, at, cache)
 
     def leave(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-        """Add the attention output and the MLP output to the residual stream."""
+        """Add the gated and projected attention output `y`, then the output of the MLP, to the residual stream `x`."""
         x = x + self.attn.o((y if gate is None else y * gate).flatten(1))
         return x + self.mlp(norm(x))
 
@@ -192,7 +192,7 @@ class FrontierBlock(nn.Module):
 
 
 class Frontier(LanguageModel):
-    """The model with the fewest bits per byte after a few minutes on one GPU."""
+    """A transformer with sliding windows, tuned for the fewest bits per byte after a few minutes on one GPU."""
 
     control = CONTROL
 

@@ -1,7 +1,7 @@
 """The gpt2 family: GPT-2 as nanoGPT trains it, with learned positions, pre-norm blocks and a head tied to the embedding.
 
-Parameters have the same names as in checkpoints of OpenAI and nanoGPT (`transformer.h.0.attn.c_attn.weight`), so that these can
-be read without a translation table. Weights have the layout of torch.nn.Linear.
+Parameters have the same names as in checkpoints of OpenAI and nanoGPT (`transformer.h.0.attn.c_attn.weight`), so that
+those checkpoints can be read without a translation table. Weights have the layout of torch.nn.Linear.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def initialise(model: nn.Module, layers: int) -> None:
 
 
 class GPT2(LanguageModel):
-    """GPT-2 as nanoGPT trains it."""
+    """GPT-2 with the parameter names of nanoGPT; biases, dropout and the kind of GELU are settings."""
 
     fused_stream = False  # during training, store the residual stream in the matmul dtype
 
@@ -121,7 +121,7 @@ class GPT2(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The transformer blocks; a backend may checkpoint, compile or shard each of them."""
+        """Return the transformer blocks; a backend may checkpoint, compile or shard each of them."""
         return self.transformer.h
 
     @property

@@ -76,16 +76,16 @@ class LanguageModel(nn.Module):
 
     @property
     def embedding_weight(self) -> Tensor:
-        """The token embedding (V, C)."""
+        """Return the weight (V, C) of the token embedding."""
         raise NotImplementedError
 
     @property
     def head(self) -> Tensor:
-        """The weight (V, C) of the output head."""
+        """Return the weight (V, C) of the output head."""
         return self.embedding_weight if self.lm_head is None else self.lm_head.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Return the final hidden states (B, T, C) of tokens, which follow those in `cache` and only see their own document."""
+        """Return the final hidden states (B, T, C) of tokens after those in `cache`; attention stays within `documents`."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class Rotation(nn.Module):
 
 @contextmanager
 def extended_context(model: Any, tokens: int) -> Iterator[None]:
-    """Inside the block, let a model with rotary positions accept rows of `tokens` tokens, even if its context is shorter."""
+    """Inside the `with` block, let a model with rotary positions accept rows of `tokens` tokens, even beyond its context."""
     rotation = getattr(model, "rotation", None)
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
@@ -227,7 +227,7 @@ def attention_mask(
     """Return the attention mask for documents or for the filled part of a cache; None for plain causal attention.
 
     `documents` holds each token's document number (B, T). The mask is a BlockMask if FlexAttention supports the device, head size
-    and dropout, else a boolean tensor over pairs of tokens. One-dimensional `documents` are offsets, for the form `flash4`.
+    and dropout, else a boolean tensor over pairs of tokens. One-dimensional `documents` are document offsets and give Boundaries.
     """
     if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
@@ -248,12 +248,12 @@ def attention_mask(
 
 
 def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Return True if FlexAttention can be used: it supports no dropout, no small heads and, on CPUs, no backward pass."""
+    """Return True if FlexAttention can be used: on CUDA, without dropout, and for heads of at least FLEX_HEAD_SIZE dimensions."""
     return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
 def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
-    """Return True if attention of this form, mask and dropout uses FlashAttention 4."""
+    """Return True if attention with this form, mask and dropout uses FlashAttention 4."""
     return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
 
 
@@ -274,7 +274,7 @@ def causal_attention(
     """Compute causal attention of (B, H, T, D) queries, at the last T of S positions, over (B, K, S, D) keys and values.
 
     If k and v have fewer heads than q, each key/value head serves a group of adjacent query heads. `mask` replaces the causal
-    mask. Only the forms `flash4` and `cudnn-flash4` accept a `window` (other forms need it in the mask) or Boundaries as a mask.
+    mask. `window` and Boundaries require the form `flash4` or `cudnn-flash4`; for other forms, the mask must include the window.
     """
     T, S = q.size(-2), k.size(-2)
     if uses_flash(form, mask, dropout) and T == S:
@@ -296,7 +296,7 @@ def causal_attention(
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat each head of (B, K, S, D) keys or values for all query heads that it serves: (B, heads, S, D)."""
+    """Repeat each head of the keys or values x (B, K, S, D) for every query head it serves; return (B, heads, S, D)."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 

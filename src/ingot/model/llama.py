@@ -2,7 +2,7 @@
 
 It has rotary positions, RMSNorm, a gated MLP and, optionally, fewer key/value heads than query heads; settings can replace
 the norm, the MLP or its activation with older variants. Parameters have the same names as in gpt-simple
-(`h.0.attn.q_proj.weight`), so its checkpoints can be loaded without renaming any.
+(`h.0.attn.q_proj.weight`), so checkpoints of gpt-simple can be loaded without renaming.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(LanguageModel):
-    """The Llama architecture as gpt-simple trains it."""
+    """Llama as in gpt-simple: pre-norm blocks with rotary positions, grouped-query attention and, by default, a gated MLP."""
 
     fused_stream = False  # during training, store the residual stream in the matmul dtype
 

@@ -36,7 +36,7 @@ def head_loss(
 ) -> Tensor:
     """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 if all are ignored.
 
-    `chunk`: number of tokens whose logits are in memory at once. `fused` and `fp8` are fast only on GPUs; `fp8` is for training.
+    `chunk` is the number of tokens whose logits are in memory at once. `fp8` has no effect if gradients are disabled.
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fp8 and torch.is_grad_enabled():

@@ -32,7 +32,7 @@ OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build a model from the `model` section. Raise a ValueError with file and line if a custom model cannot be built."""
+    """Build a model from the `model` section; raise ValueError, naming the file, if a custom model cannot be built."""
     if settings["family"] != "file":
         return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
@@ -65,7 +65,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
 
 
 def load_class(file: str) -> Callable[..., nn.Module]:
-    """Import a Python file and return its class Model."""
+    """Import a Python file and return its class Model; raise ValueError if the import fails or there is no such class."""
     path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not path.is_file():
         raise ValueError(f"model.file={file} does not exist; set it to the path of a Python file with a class Model")

@@ -25,7 +25,7 @@ RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """Return schema metadata: the values that can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF."""
+    """Return schema metadata: the values that can be exported to Hugging Face; `gguf` lists those for GGUF if they differ."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 
@@ -67,7 +67,7 @@ class ModelSettings(Section):
         return self
 
     def weights_besides_embedding(self, rows: int, context: int) -> int | None:
-        """Return the number of parameters besides the token embedding, which has `rows` rows; None if it is unknown."""
+        """Return the number of parameters besides the token embedding (`rows` rows), for `context` positions; None if unknown."""
         return None
 
 

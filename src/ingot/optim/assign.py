@@ -1,7 +1,7 @@
 """Assignment of parameters to groups, each with an optimizer and peak learning rate; used by both torch and MLX.
 
-Parameters whose names match an entry of `optimizer.groups` belong to that group. All others are grouped by kind, which groups.py
-determines. With Muon, the group `rest` contains parameters of kind `matrix` outside the blocks or with over two dimensions.
+A parameter belongs to the first entry of `optimizer.groups` that matches its name. All others are grouped by kind, which
+groups.py determines. With Muon, the group `rest` has parameters of kind `matrix` outside the blocks or with over two dimensions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ParameterGroup:
 
 
 def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
-    """Return the groups of `optimizer.groups`, then one per kind of parameter, even if the model has none of that kind."""
+    """Return the groups of `optimizer.groups`, then the built-in ones, with defaults filled in; some may have no parameters."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
     by_kind = [
         GroupSection(
@@ -62,7 +62,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
-    """Return the group name of each parameter; `block_matrices` are the parameters that Muon updates by default."""
+    """Return the group name of each parameter; raise ConfigError if an entry of `optimizer.groups` gets no parameters."""
 
     def group(name: str, kind: Kind) -> str:
         for own in o.groups:

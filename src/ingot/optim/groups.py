@@ -110,7 +110,7 @@ def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def untied_heads(model: nn.Module) -> list[nn.Linear]:
-    """Return linear layers outside the blocks with one output per vocabulary entry; in a block, that width is a coincidence."""
+    """Return the linear layers outside the blocks that have one output per vocabulary entry."""
     # The first embedding is the token embedding; a position embedding may have more rows.
     vocabulary = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     blocks = getattr(model, "blocks", None)

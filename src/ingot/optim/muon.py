@@ -33,9 +33,9 @@ CUSHION = 0.024
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
     """Return a polynomial per iteration: the closest to 1 on the range of the previous polynomial (Amsel et al., 2025).
 
-    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so for fewer than
-    five the lower bound of 0.001 is raised fourfold per missing iteration; four then map to 0.85 .. 1.15. Dropping the last of
-    five polynomials instead would give 0.43 .. 1.57.
+    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. An iteration multiplies small values by about four, so the lower bound of
+    0.001 is raised fourfold per missing iteration: four iterations map 0.004 .. 1 to 0.86 .. 1.14. The first four of the
+    five polynomials would give 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
     polynomials = []
@@ -117,7 +117,7 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Apply NorMuon: divide rows of (P, m, n) updates by their running root mean squares, without changing the matrix norms.
 
-    In wide matrices, columns are divided instead of rows. `squares`: running mean squares. Return the new updates and squares.
+    In wide matrices, columns are divided instead. Return the new updates and the updated `squares`, the running mean squares.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -163,7 +163,7 @@ def update_matrices(
     skip: Tensor | None,
     o: Options,
 ) -> Tensor:
-    """Return P matrices (P, m, n) after a step; update momentum and mean squares in place. If `skip` is one, change nothing."""
+    """Return the parameters (P, m, n) after a step; update momentum and squares in place. If `skip` is one, change nothing."""
     after = momentum_before * momentum + grads
     direction = grads + momentum * after if o.nesterov else after
     update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before

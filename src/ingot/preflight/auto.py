@@ -64,7 +64,7 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """Measurements of the machine and the data that the choice depends on."""
+    """What the choices depend on: the machine and its speed, the time budget, and the data."""
 
     device: str  # name of the device
     on_gpu: bool
@@ -89,7 +89,7 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
 
 
 def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str, Any], tuple[str, str, str]]:
-    """Return settings for a machine, a budget and a text, and the reasons for them. The user's settings `own` are kept."""
+    """Return settings for a machine, budget and text, given the user's settings `own`, and the reasons for the choices."""
     own = own or {}
     operations = facts.rate * facts.seconds
     wanted, enough = _wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
@@ -134,7 +134,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
 
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
-    """Return the config of `--recipe auto`; its choices override only the recipe. Unless `fresh`, a resumed run keeps them."""
+    """Return the config of `--recipe auto`. Its choices override only the recipe. Unless `fresh`, a resumed run keeps them."""
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.

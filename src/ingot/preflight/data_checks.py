@@ -39,7 +39,7 @@ CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; `cause` holds its message, and is the error that `train` raises if the finding keeps a run from starting."""
+    """One result of the checks; `cause` is an error with its message, raised if the finding keeps a run from starting."""
 
     code: str
     severity: Severity
@@ -63,7 +63,7 @@ class Findings(list[Finding]):
     """The findings of a run's checks so far, in order."""
 
     def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
-        """Add a finding about some settings; {0} in the message stands for the first of them, as in errors."""
+        """Add a finding; {0} in its message and advice stands for the first of `settings`, {1} for the second, and so on."""
         self.append(Finding(code, severity, IngotError(message, *settings, advice=advice)))
 
     @contextmanager
@@ -80,13 +80,13 @@ class Findings(list[Finding]):
         return any(finding.blocks for finding in self)
 
     def exit_code(self, strict: bool = False) -> int:
-        """Return the exit code of `validate`."""
+        """Return the exit code of `validate`: 1 if a run cannot start, 2 if there are warnings (1 if `strict`), otherwise 0."""
         if self.blocked:
             return BLOCKED
         return (BLOCKED if strict else WARNED) if any(finding.severity == "warning" for finding in self) else CLEAN
 
     def refuse(self) -> None:
-        """Raise the first finding that keeps a run from starting."""
+        """Raise the error of the first finding that keeps a run from starting, if there is one."""
         for finding in self:
             if finding.blocks:
                 kind, cause = KINDS.get(finding.code.partition(".")[0], ConfigError), finding.cause
@@ -122,7 +122,7 @@ class RunData:
 
 
 def look_at_data(config: Config, findings: Findings) -> RunData:
-    """Inspect the data at data.path; problems are added to the findings."""
+    """Return facts about the data at data.path; add problems to `findings`."""
     data, facts, before = config.data, RunData(config.data.path), len(findings)
     folder = None if data.path.startswith(PREFIX) else resolve(data.path)
     problem: Finding | None = None
@@ -173,7 +173,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
 
 
 def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
-    """Check a folder that contains train/ and val/, each of which contains one folder per bucket."""
+    """Fill in `facts` from a folder with train/ and val/, each with one folder per bucket; add problems to `findings`."""
     facts.has_buckets = True
     for split in SPLITS:
         if not (folder / split).is_dir():
@@ -224,7 +224,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
 
 
 def check_files(facts: RunData, world_size: int, workers: int | None, findings: Findings) -> None:
-    """Report the findings of gpt-simple about the number of files; in Ingot, ranks share rows, not files."""
+    """Add gpt-simple's findings about buckets with too few files; in Ingot this is no problem, because ranks share rows."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
         return
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return, for each phase, its tokens, its mix (summing to 1) and the tokens read from each bucket until it ends."""
+    """Return the tokens and mix (summing to 1) of each phase, and the tokens read from each bucket by the end of the phase."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)

@@ -1,4 +1,4 @@
-"""All checks of a run before it starts, in one list: `ingot validate` prints them, and `train` refuses to start on an error."""
+"""All checks before a run starts: `ingot validate` prints the findings, and `train` does not start if one is blocking."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def validate(
 ) -> Report:
     """Check a run of `world_size` ranks. Nothing is written, and neither PyTorch nor MLX is imported.
 
-    `began`: Unix time at which the session started. `workers`: loader processes requested in gpt-simple. `allow_mismatch`: the
-    phases may have more or fewer tokens than the steps read. Without `thorough`, checks that training repeats anyway are skipped.
-    `fresh`: an earlier run in the output folder will be deleted, so that run is not checked.
+    `began` is the Unix time when the session started, `workers` the number of loader processes requested in gpt-simple. With
+    `allow_mismatch`, phases may have more or fewer tokens than the steps read. Without `thorough`, checks that training repeats
+    anyway are skipped. With `fresh`, an earlier run in the output folder is not checked, because it will be deleted.
     """
     findings, ranks, total = Findings(), max(1, world_size), total_tokens(config)
     if world_size < 1:
@@ -183,7 +183,7 @@ def _check_device_and_model(config: Config, world_size: int, findings: Findings)
 
 
 def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
-    """Estimate the minimum memory that a rank needs, and check that a machine without a GPU has that much memory."""
+    """Return the estimated minimum memory of a rank in bytes; add a finding if a machine without a GPU has less."""
     state = state_bytes(config, size) + step_bytes(config, world_size)
     rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
     rows = min(rows, max(1, config.rows_per_step // world_size))
@@ -203,7 +203,7 @@ def _byte_count(number: int) -> str:
 
 
 def _check_output(config: Config, findings: Findings) -> Path | None:
-    """Return the run folder and check that it can be written, without creating anything."""
+    """Return the run folder, or None if it is not set; check that it can be written, without creating anything."""
     if config.training.output_dir is None:
         return None
     folder = user_path(config.training.output_dir).absolute()
@@ -221,7 +221,7 @@ def _check_output(config: Config, findings: Findings) -> Path | None:
 
 
 def check_resume(config: Config, output: Path | None, data: RunData, findings: Findings) -> dict[str, Any] | None:
-    """Return the path, step and tokens of the checkpoint that the run resumes from; None for a new run."""
+    """Check whether the run can resume; return the path, step and tokens of its checkpoint, or None without a usable one."""
     resume = config.training.resume
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
@@ -278,7 +278,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
 
 def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
-    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or a run with an Ingot checkpoint."""
+    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or if it resumes from an Ingot checkpoint."""
     if resume == "never" or output is None:
         return None
     last = max(saved_steps(output / "checkpoints"), default=-1)
@@ -386,7 +386,7 @@ FAILED = "runtime.probe.failed"
 
 
 def add_probe(report: Report) -> None:
-    """Take one step on this machine and add the outcome to a report."""
+    """Try a few steps on this machine; add the device, speed, loss and peak memory, or the failure, to the report."""
     ranks, training, findings = ranks_from_environment(), report.config.training, report.findings
     try:
         device = find_device(training.device, ranks.local_rank)

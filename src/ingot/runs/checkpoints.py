@@ -27,7 +27,7 @@ Tensors = Mapping[str, list[TensorRecord]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read and verified."""
+    """A checkpoint that has been read and verified; `tensors` is empty if only checkpoint.json was read."""
 
     path: Path
     step: int
@@ -99,7 +99,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """Read and verify checkpoint.json."""
+    """Return the content of a checkpoint's checkpoint.json; raise CheckpointError if it is missing, damaged or too new."""
     file = path / INDEX
     try:
         record = read_json(file)
@@ -125,8 +125,8 @@ def read_index(path: Path) -> dict[str, Any]:
 def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
     """Return the newest valid checkpoint, or None if the folder has no checkpoint; report and rename damaged checkpoints.
 
-    An I/O error on a checkpoint is raised: the checkpoint may be valid, so falling back to an older one would lose work. With
-    `read_only`, damaged checkpoints are reported but not renamed.
+    Raise CheckpointError if all are damaged, or on an I/O error: a checkpoint that cannot be read may be valid, so falling back
+    to an older one would lose work. With `read_only`, damaged checkpoints are reported but not renamed.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     checkpoint = _first_valid(folder, load_checkpoint, lambda path, error: damaged.append((path, error)))
@@ -164,7 +164,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return the checkpoints to keep: `keep_last` regular ones, the last of each other kind, and one per `keep_every` steps."""
+    """Return the last `keep_last` regular checkpoints, the last of each other kind, and one per `keep_every` steps."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
@@ -239,7 +239,7 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
 
 
 def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
-    """Return the checkpoint that a run in the folder `run` resumes from, given training.resume; None if it starts anew."""
+    """Return the checkpoint that a run in the folder `run` resumes from, without its tensors; None if the run starts anew."""
     if resume == "never":
         return None
     newest = newest_index(run, on_skipped)
@@ -252,7 +252,7 @@ def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: N
 
 
 def open_index(path: Path) -> Checkpoint:
-    """Read a checkpoint without its tensors: only checkpoint.json is read."""
+    """Return a checkpoint without its tensors, reading only checkpoint.json."""
     index = read_index(path)
     return Checkpoint(path, index["step"], index["progress"], {}, index.get("kind", "regular"))
 
@@ -280,7 +280,7 @@ def started_from(newest: Checkpoint, path: Path) -> bool:
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for starting from the checkpoint `resume` in the folder `run`, where that would overwrite another run."""
+    """Return the error for an unusable checkpoint: `run` already holds another run or newer checkpoints; `why` says which."""
     return CheckpointError(
         f"{{0}}: {run} {why} (newest checkpoint: step {step})",
         Setting("training.resume", resume),

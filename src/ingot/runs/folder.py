@@ -96,7 +96,7 @@ class RunFolder:
         self.session = 1  # number of this session: 1 plus the number of earlier ones in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise an error if a run in this folder would overwrite files that no run wrote; `also` lists more names to check."""
+        """Raise CheckpointError if a run here would overwrite files that no run wrote; `also` lists more file names to check."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
@@ -158,7 +158,7 @@ class RunFolder:
     ) -> None:
         """Write environment.json: command, versions, machine and time, but no user name. Earlier sessions are kept in `earlier`.
 
-        `config` is the content of config.yaml if this session writes it, and `besides` the settings that differ from a kept file.
+        `config` is the content of config.yaml if this session writes it; otherwise `besides` lists settings that differ from it.
         """
         last = self.environment()
         before = last.pop("earlier", [])
@@ -202,7 +202,7 @@ class RunFolder:
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Write result.json: the result of the session, with paths relative to the run folder, and further facts in `export`."""
+        """Write the session's result and facts about the export to result.json, with paths relative to the run folder."""
         self.metrics.flush()
         self._log.flush()
         record = {"session": self.session, "ended_at": utc_now(), **asdict(result), "export": dict(export)}
@@ -218,7 +218,7 @@ class RunFolder:
         self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
-        """Write a text sample generated at a step; if the disk is full, the sample is lost and the run continues."""
+        """Write a text sample generated at a step and return its path; if the disk is full, nothing is written."""
         path = self.samples / f"step-{step:08d}.txt"
         with writing(path):
             try:
@@ -231,8 +231,8 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and tell the user which ones; all other files are kept.
 
-        `also`: patterns of files that a compatibility command writes. `keep`: files not to delete. The caller must hold the
-        lock. The lock file and empty folders are kept, so that the command can be repeated if it is killed here.
+        `also` has patterns of files that a compatibility command writes, and `keep` files not to delete. The caller must hold
+        the lock. The lock file and empty folders are kept, so that the command can be repeated if it is killed here.
         """
         kept = {path.resolve() for path in keep}
         doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
@@ -255,7 +255,7 @@ class RunFolder:
 
 
 def holds_lock(path: Path, pid: int) -> bool:
-    """Return True if process `pid` on this machine holds the lock of a run folder, judging by its open files."""
+    """Return True if process `pid` on this machine has the run folder open or, without /proc, if any process has locked it."""
     descriptors = Path(f"/proc/{pid}/fd")
     if not descriptors.parent.parent.is_dir():  # without /proc the holder is unknown: check only that some process holds the lock
         with suppress(OSError), FolderLock(path) as lock:

@@ -21,7 +21,7 @@ MAX_PENDING_LINES = 10_000  # lines kept in memory while the disk is full; beyon
 
 
 class LineFile:
-    """A file that threads append lines to; while the disk is full, lines are buffered in memory and the run continues."""
+    """A file to which any thread may append lines; while the disk is full, lines are kept in memory and the run continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,10 +59,10 @@ class LineFile:
 
 
 class Metrics(LineFile):
-    """The metrics.jsonl of a run, opened for writing."""
+    """The metrics.jsonl of a run, to which the run appends records."""
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        """Append one record."""
+        """Append a record as one line of JSON."""
         self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:

@@ -13,7 +13,7 @@ from ingot.runs.folder import Kind
 
 
 def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a task without their standard errors."""
+    """Return the metrics of a task, without the number of items and the standard errors."""
     return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
 
 
@@ -82,7 +82,7 @@ class EvaluationReport:
 
 
 class Reporter:
-    """Receives the events of a run; this base class ignores them."""
+    """The base class of reporters, which receive the events of a run; it ignores all events."""
 
     def begin(self, report: BeginReport) -> None:
         """Called before the first step of a session."""
@@ -128,7 +128,7 @@ EVENTS = [name for name in vars(Reporter) if not name.startswith("_") and name n
 
 
 class LineReporter(Reporter):
-    """Writes one plain line per event, for log files and pipes, and an occasional line about slow work."""
+    """A reporter that writes one plain line per event, for log files and pipes, and occasional lines during slow work."""
 
     def __init__(self, write: Callable[[str], None]):
         self._write, self._last_progress = write, time.monotonic()
@@ -186,7 +186,7 @@ class LineReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Passes every event to several reporters; does not forward methods that return a value (QUERIES)."""
+    """A reporter that passes every event to several others; methods that return a value (QUERIES) are not forwarded."""
 
     def __init__(self, *reporters: Reporter):
         for name in EVENTS:

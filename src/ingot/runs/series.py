@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and the stalls as (last step, seconds beyond the median), longest first."""
+    """Percentiles of the seconds per step, and the longest stalls, each as (last step, total seconds beyond the median)."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]
@@ -90,7 +90,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a run over steps, tokens or seconds. `val_bpb` is empty without evaluations; `tasks`: accuracies by task."""
+    """The curves of a run over steps, tokens or seconds; `tasks` has one curve of accuracies per task."""
 
     loss: list[Point]
     val_bpb: list[Point]
@@ -133,7 +133,7 @@ class Series:
         return Timing(percentiles, [(int(step[line]), float(excess[line])) for line in longest])
 
     def curves(self, axis: Axis = "steps") -> Curves:
-        """Return the curves over steps, tokens or seconds; a number that is not finite leaves a gap."""
+        """Return the curves over steps, tokens or seconds; numbers that are not finite are left out."""
         x = AXIS_COLUMNS[axis]
         train, evaluations = self.bins["train"], self.bins["evaluation"]
         tasks: dict[str, list[Point]] = {}

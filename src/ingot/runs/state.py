@@ -71,7 +71,7 @@ class State:
 
 
 class Heartbeat:
-    """Writes state.json at the start, every few seconds, and when the status changes; a context manager around training.
+    """A context manager around training that writes state.json at the start, every few seconds, and when the status changes.
 
     Any thread may call `update`, which waits for the disk only if it changes the status.
     """
@@ -90,14 +90,14 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def update(self, **values: Any) -> None:
-        """Change fields of the run's `State`."""
+        """Change fields of the state; state.json is written at once if the status changes, else at the next heartbeat."""
         with self._changing:
             before, self.state = self.state, replace(self.state, **values)
         if "status" in values and values["status"] != before.status:
             self._write(durable=True)
 
     def check(self) -> None:
-        """Raise RunError if another process has taken over the folder."""
+        """Raise RunError if another live process also writes state.json."""
         if self._other is not None:
             raise RunError(
                 f"{self._path.parent} is also in use by process {self._other.pid} on {self._other.host}, and the folder's disk "
@@ -159,7 +159,7 @@ def read_state(folder: Path) -> State | None:
 
 
 def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a record that are fields of a dataclass; raise TypeError if one has the wrong type."""
+    """Return the entries of a record that are fields of the dataclass `kind`; raise TypeError if one has the wrong type."""
     types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
     values = {field.name: record[field.name] for field in fields(kind) if field.name in record}
     for field in fields(kind):
@@ -180,13 +180,13 @@ def this_process() -> tuple[str, int, str]:
 
 
 def utc_now() -> str:
-    """Return the current time in the format used in a run folder: ISO 8601 in UTC."""
+    """Return the current UTC time in ISO 8601, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a session."""
+    """The result of a training session, as stored in result.json."""
 
     status: Status
     final_loss: float | None  # training loss of the last step, in nats per token
@@ -214,7 +214,7 @@ class TrainingResult:
 
 
 def read_training_result(folder: Path) -> TrainingResult | None:
-    """Read result.json as a TrainingResult; None if it is missing or was written by an incompatible version."""
+    """Read result.json in a run folder; return None if the file is missing, damaged or from an incompatible version."""
     try:
         values = _values(TrainingResult, read_dict(folder / RESULT) or {})
         for name in ("checkpoint_path", "artifact_path"):
@@ -232,7 +232,7 @@ class RunLock:
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Acquire the lock, or raise a RunError that names the process holding it. This may take two heartbeat intervals."""
+        """Acquire the lock, or raise a RunError that names the process using the folder. May wait for several heartbeats."""
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):

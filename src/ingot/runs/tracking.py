@@ -28,7 +28,7 @@ Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], Non
 
 
 class Tracking(Reporter):
-    """A reporter that sends logged steps and evaluations to trackers; as a context manager, it closes the trackers."""
+    """A reporter that sends logged steps and evaluations to trackers, and a context manager that closes the trackers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Tracking(Reporter):
         choose_values: ChooseValues,
         warn: Callable[[str], None],
     ) -> None:
-        """Start the trackers enabled in the settings, for a run at `step`; if a tracker fails to start, report and skip it."""
+        """Start the trackers enabled in `settings`, for a session that starts at `step`; warn about each one that fails."""
         self._choose_values, self._warn = choose_values, warn
         self.wandb_id: str | None = None
         self.trackers: dict[str, Tracker] = {}
@@ -67,7 +67,7 @@ class Tracking(Reporter):
             return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
 
         def start_tensorboard(wanted: bool) -> Tracker:
-            """Open a new event file; TensorBoard then discards events of steps after `step`, which the resumed run repeats."""
+            """Open a new event file; after a resume, TensorBoard ignores older events of the steps that are repeated."""
             package = check_installed("tracking.tensorboard=true", "tensorboardX")
             writer = package.SummaryWriter(str(folder / EVENTS), purge_step=step + 1 if step else None, flush_secs=5)
 
@@ -118,7 +118,7 @@ class Tracking(Reporter):
 
 
 def numbers_of(report: Report) -> dict[str, float]:
-    """Return the metrics to send to trackers for a report, by name; the names are those of gpt-simple and a few more."""
+    """Return the metrics that trackers receive for a report, by name. Most names are those of gpt-simple."""
     if isinstance(report, EvaluationReport):
         perplexity = math.exp(min(report.val_loss, 20.0))
         values = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
@@ -137,13 +137,13 @@ def numbers_of(report: Report) -> dict[str, float]:
 
 
 def read_id(path: Path) -> str | None:
-    """Return the run's id in a tracker, read from a file in the run folder; None if the file is missing or damaged."""
+    """Read a run's id in a tracker (W&B or trackio) from a file; return None if the file is missing or damaged."""
     run_id = (read_dict(path) or {}).get("id")
     return run_id if isinstance(run_id, str) else None
 
 
 def write_id(path: Path, run_id: str) -> None:
-    """Write the run's id in a tracker to a file in the run folder."""
+    """Write a run's id in a tracker (W&B or trackio) to a file."""
     with writing(path):
         write_atomically(path, json.dumps({"id": run_id}))
 

@@ -1,7 +1,7 @@
 """Read a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live web page and the status command of gpt-simple.
 
 Reading takes no lock: every file of a run folder is replaced atomically or only appended to. `Run.record` imports nothing slow;
-numpy is imported, to read the metrics, when `Run.series` is first used.
+`Run.series` imports numpy when it is first used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COPIED = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run, its state.json, the age of that file, and whether its process is on this system."""
+    """The status of a run, the content and age of its state.json, and whether the run's process is on this system."""
 
     status: Status | Literal["crashed"]
     state: State
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Return all settings of the run."""
+        """Return the run's config, loaded from its config.yaml."""
         from ingot.config.loading import load_config  # slow to import, and `ingot status` does not need it
 
         return load_config(file=self.config_path, environment={}).config
@@ -78,7 +78,7 @@ class Run:
         return RunStatus("crashed" if crashed else state.status, state, age, here)
 
     def record(self) -> dict[str, Any]:
-        """Return the status as JSON values; a run that cannot be read has the status "unreadable" and an error message."""
+        """Return the status as a JSON-compatible dict; if state.json cannot be read, the status is "unreadable"."""
         record: dict[str, Any] = {"run": str(self.path), "status": "unreadable", **dict.fromkeys(COPIED)}
         left: dict[str, Any] = dict.fromkeys(("steps_left", "budget_seconds_left", "last_heard_seconds"))
         try:
@@ -94,7 +94,7 @@ class Run:
         return {**record, "status": status.status, **{name: getattr(state, name) for name in COPIED}, **left}
 
     def stop(self) -> RunStatus:
-        """Write a stop file, so that the run saves and stops, and return its status; raise RunError if it is not running."""
+        """Make the run save and stop by writing a stop file, and return its status; raise RunError if it is not running."""
         status = self.status()
         if status.status != "running":
             raise RunError(f"{self.path} is not running: its status is {status.status}")
@@ -114,13 +114,13 @@ class Run:
 
     @cached_property
     def series(self) -> Series:
-        """Return the numbers of metrics.jsonl; `series.read()` reads its new lines."""
+        """Return the numbers read so far from metrics.jsonl; `series.read()` reads new lines."""
         from ingot.runs.series import Series
 
         return Series(self._folder.metrics.path)
 
     def samples(self) -> dict[int, Path]:
-        """Return the paths of the text samples by step; files not named step-N.txt, such as copies, are skipped."""
+        """Return the paths of the text samples, keyed by step. Files that are not named step-N.txt are skipped."""
         paths = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
         return {int(step): path for step, path in paths if step.isdecimal()}
 
@@ -137,16 +137,16 @@ class Run:
             raise CheckpointError(f"the sample of step {step:,} cannot be read: {error.strerror}") from None
 
     def checkpoints(self) -> dict[int, Path]:
-        """Return the checkpoints by step, oldest first."""
+        """Return the paths of the checkpoints, keyed by step, oldest first."""
         return saved_steps(self._folder.checkpoints)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the content of result.json; None if the last session has not ended or the file is damaged."""
+        """Return the content of result.json; None if the last session crashed or is still running, or if the file is damaged."""
         return read_dict(self.path / RESULT)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the run folders among `folders` and in up to LEVELS levels below them, each once, keyed by resolved path.
+    """Return the run folders among `folders` and up to LEVELS levels below them, keyed by resolved path.
 
     If several paths lead to a run, one that is not a symlink is preferred, because symlinks may change later.
     """
@@ -166,6 +166,6 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return display names of runs: their folder names, or their paths if two folders have the same name."""
+    """Return a display name for each run: the name of its folder, or its path if several folders have that name."""
     names = [os.path.basename(os.path.realpath(path)) for path in paths]  # noqa: PTH119 (Path.resolve raises on a symlink loop)
     return [shown(str(path) if names.count(name) > 1 else name, kept="") for path, name in zip(paths, names, strict=True)]

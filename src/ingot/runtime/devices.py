@@ -19,7 +19,7 @@ DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")  # values of tr
 
 @dataclass(frozen=True)
 class Device:
-    """One device of this machine."""
+    """A CPU or GPU of this machine."""
 
     kind: str  # cpu, cuda or mps
     index: int  # index among the devices of its kind
@@ -32,7 +32,7 @@ class Device:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     def precision(self, requested: str) -> str:
-        """Return the precision to use (bf16, fp16 or fp32): the requested one or, for auto, the one that the device prefers."""
+        """Return the requested precision or, for `auto`, the preferred one; raise ConfigError if the device lacks it."""
         if requested == "auto":
             return self.precisions[0]
         if requested not in self.precisions:

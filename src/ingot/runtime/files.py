@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 @contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` if the block succeeds and is deleted otherwise; devices are never replaced."""
+    """Open a temporary file that replaces `path` if the block succeeds and is deleted otherwise; raise EINVAL for a device."""
     temporary = temporary_beside(path)
     if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
         raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
@@ -103,7 +103,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return an unused hidden name next to a path, in the form that `sweep_temporaries` removes."""
+    """Return a random hidden path in the same folder, with a name that `sweep_temporaries` recognises."""
     if not path.name:  # / or .
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -194,7 +194,7 @@ def _plain(value: Any) -> object:
 
 @contextmanager
 def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
-    """Convert an OSError during writing to an error with advice; `setting` is the setting that determines the path."""
+    """Convert an OSError in the block to an `error` with advice; `setting` is the setting that determines `path`."""
     try:
         yield
     except OSError as refused:
@@ -208,7 +208,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
 
 @contextmanager
 def writing_output(path: Path) -> Iterator[None]:
-    """Convert an OSError during writing of a user's output file to a ConfigError."""
+    """Convert an OSError in the block to a ConfigError that says that `path` cannot be written."""
     try:
         yield
     except OSError as refused:
@@ -217,7 +217,7 @@ def writing_output(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an OSError during reading to a DataError."""
+    """Convert an OSError in the block to a DataError that names the file."""
     try:
         yield
     except OSError as refused:
@@ -226,7 +226,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
-    """Convert an OSError, MemoryError or ValueError during reading to an error of class `error`."""
+    """Convert an OSError, MemoryError or ValueError in the block to an `error` that says that `path` cannot be read."""
     try:
         yield
     except UnicodeDecodeError as wrong:
@@ -244,7 +244,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a file in hexadecimal; raise DataError if the file cannot be read."""
     with reading(path), open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -259,7 +259,7 @@ def is_utf8(text: str) -> bool:
 
 
 def allow_open_files(most: int = 1 << 16) -> None:
-    """Raise the limit on open files as far as the system allows, because shards stay memory-mapped once they are read.
+    """Raise the limit on open files to `most` or as far as allowed, because shards stay memory-mapped once they are read.
 
     With the usual limit of 1,024 a run would crash after that many shards, possibly days after its start.
     """
@@ -278,7 +278,7 @@ SUFFIXES = (".png", ".svg")
 
 
 def check_picture(file: Path, option: str) -> None:
-    """Raise ConfigError if a plot could not be written later; `option` is the command-line option that requests it."""
+    """Raise ConfigError if no plot can be written to `file`; `option` is the command-line option to name in the error."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'")
     if file.suffix.lower() not in SUFFIXES or file.is_dir():

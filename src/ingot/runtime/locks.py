@@ -38,7 +38,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
-        """Acquire the lock within `wait_seconds` (None: no limit); return True on success. `notify` is called before a wait."""
+        """Wait up to `wait_seconds` (None: forever) for the lock; return True on success. Call `notify` before waiting."""
         assert not self._descriptors, "the lock was already acquired"
         deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
         told = False
@@ -82,7 +82,7 @@ class FolderLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try once to acquire the lock; after a failure, descriptors stay open until `release` is called."""
+        """Try once to acquire the lock and return True on success; otherwise the caller must call `release` to close files."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             of_folder = _try_flock(folder)
@@ -115,7 +115,7 @@ class FolderLock:
 
 
 def _try_flock(descriptor: int) -> bool | None:
-    """Try to lock a file. Return False if another process holds the lock, None if the file system does not support locks."""
+    """Lock an open file or folder; return True on success, False if it is locked already, None if locks are not supported."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -79,7 +79,7 @@ def has_flash4() -> bool:
 
 
 def keep_compiled_kernels() -> None:
-    """Let FlashAttention 4 and quack-kernels cache kernels, which take seconds to compile. Call this before importing them."""
+    """Make FlashAttention 4 and quack-kernels cache their compiled kernels. Call this before importing either of them."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
@@ -89,7 +89,7 @@ NOT_INSTALLED = "ingot (not installed)"
 
 
 def made_by() -> str:
-    """Return the name and version of this program, which output files record."""
+    """Return the name and version of this program, as recorded in output files."""
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:

@@ -28,7 +28,7 @@ def python_command(code: str, *arguments: str) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Exit this process when stdin is closed, which happens when the parent process ends for any reason."""
+    """Start a thread that exits this process when stdin is closed, as happens when the parent process ends for any reason."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -40,7 +40,7 @@ def end_with_parent() -> None:
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """Return a preexec function that kills a child when its parent dies, even by kill -9. Only Linux supports this."""
+    """Return a preexec function that kills the child when its parent (pid `parent`) dies; it has an effect only on Linux."""
     if sys.platform != "linux":
         return lambda: None
     import ctypes  # imported here because few programs need it
@@ -80,7 +80,7 @@ def shield_compile_workers() -> None:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep child processes, such as the `python -c` with which torch detects the CPU, from importing from the current folder."""
+    """Keep child processes started in the block, such as torch's CPU detection, from importing from the current folder."""
     given = "PYTHONSAFEPATH" in os.environ
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
@@ -115,5 +115,5 @@ def is_alive(pid: int, heard_ago: float) -> bool:
 
 
 def _fields(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on; the second, the process name, may contain spaces and is skipped."""
+    """Return the fields of /proc/PID/stat after the process name, which is the second field and may contain spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -28,11 +28,11 @@ class Ranks:
         return self.rank == 0
 
     def share(self, rows: int) -> range:
-        """Return the rows of a step that this rank processes."""
+        """Return the range of rows that this rank processes in a step of `rows` rows."""
         return self.shares(rows)[self.rank]
 
     def shares(self, rows: int) -> list[range]:
-        """Return the rows of a step that each rank processes: contiguous ranges whose lengths differ by at most one."""
+        """Return the range of rows that each rank processes in a step of `rows` rows; their lengths differ by at most one."""
         ends = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
         return [range(first, stop) for first, stop in pairwise(ends)]
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
-    """Apply the pseudo-random permutation of range(size) that `key` selects to `places`, without storing the permutation.
+    """Return the images of `places` under the pseudo-random permutation of range(size) for `key`, computed without a table.
 
     Four Feistel rounds permute range(n), where n is the next power of four; results >= size are permuted again.
     """

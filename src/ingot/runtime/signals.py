@@ -1,4 +1,4 @@
-"""Signals before and after training: a signal during start-up also stops the program; one repeated after the run is ignored.
+"""Signals outside the training loop: one during start-up stops the program; one repeated after a stopped run is ignored.
 
 Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. With several ranks,
 each stores its signal until the run installs handlers, because the run must forward the signal to the other ranks.
@@ -29,7 +29,7 @@ _heard: list[int] = []
 
 @contextmanager
 def listening_early(listens: bool = True) -> Iterator[None]:
-    """Handle stop signals until the run installs its own handlers; unblock stop signals that the caller has blocked."""
+    """Handle stop signals in the block until the run installs its own handlers; unblock those that the parent process blocked."""
     try:
         if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only in the main thread
             for number in STOPPING:
@@ -51,7 +51,7 @@ def heard_early() -> int:
 
 
 def replace_handler(number: int, handler: Any) -> Any:
-    """Install a handler and return the previous handler, to restore it later."""
+    """Install a signal handler and return the one to restore later: the previous handler, or SIG_DFL if that was `_hear`."""
     before = signal.signal(number, handler)
     return signal.SIG_DFL if before is _hear else before
 
@@ -73,7 +73,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def handler_after_stop(number: int, before: Any) -> Any:
-    """Return the signal handler to use after a run was stopped; it ignores repeated signals for REPEAT_SECONDS."""
+    """Return the handler to use after a stopped run: `before`, or one that ignores repeated signals for REPEAT_SECONDS."""
     if number == signal.SIGINT or before is not signal.SIG_DFL:
         return before
     # At exit, Python restores the default handlers half a second before torch has shut down, so ignore the signal from then on.

@@ -1,4 +1,4 @@
-"""Tensors in the form of names, shapes and raw bytes, and the safetensors files that store them.
+"""Tensors as names, shapes and raw bytes, and the safetensors files that store them.
 
 The training loop handles tensors only in this form, so all backends write the same checkpoints. The format is safetensors (eight
 bytes of length, a JSON header, the data). It is implemented here so that files are written and hashed in one pass and do not
@@ -73,7 +73,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """Return the tensors and metadata of a safetensors file; raise ValueError if the file is damaged or malicious."""
+    """Return the tensors and metadata of a safetensors file; raise ValueError if it is invalid or `sha256` does not match."""
     with open_to_read(path) as file:
         # Read into a numpy buffer: frameworks share only writable memory, so not bytes, and a bytearray is zeroed first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
@@ -86,7 +86,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
 
 
 def unpack_tensors(data: memoryview) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """Return the tensors and metadata in the bytes of a safetensors file."""
+    """Parse the bytes of a safetensors file into tensors and metadata; raise ValueError if they are invalid."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short or is not a safetensors file")

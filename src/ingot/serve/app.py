@@ -38,7 +38,7 @@ Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 
 
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
-    """Build the server for a model; with a token, only clients that send it are accepted."""
+    """Build the completions server for a model; if `token` is given, clients must send it."""
     engine = Engine(model)
 
     async def check(request: Request) -> None:
@@ -76,7 +76,7 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
 
 async def complete(request: Request, engine: Engine, name: str) -> Response:
-    """Respond to a completion request."""
+    """Respond to a completion request, as a stream of events if the client asks for one."""
     model, loop = engine.model, asyncio.get_running_loop()
     body = bytearray()
     try:
@@ -119,7 +119,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Await a function that runs in a daemon thread, which, unlike asyncio's threads, does not keep the server from exiting."""
+    """Run a function in a daemon thread and return its result. (Asyncio's own threads would keep the server from exiting.)"""
     future = Future[Any]()
     future.set_running_or_notify_cancel()  # if the client disconnects, the thread continues and its result is dropped
 
@@ -134,7 +134,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def add_error_handlers(app: FastAPI, advice: str = "") -> None:
-    """Make the app return errors in OpenAI's format, for rejected requests and unknown routes."""
+    """Make the app return errors in OpenAI's format; `advice` is appended to the message for an unknown route."""
 
     @app.exception_handler(Refused)
     async def on_refused(request: Request, refused: Refused) -> Response:
@@ -157,13 +157,13 @@ async def check_local(request: Request) -> None:
 
 
 def has_token(request: Request, token: str) -> bool:
-    """Return True if the client sends the token; header values arrive decoded as latin-1."""
+    """Return True if the request's Authorization header carries the token."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return hmac.compare_digest(given.encode("latin-1"), token.encode())
 
 
 def is_own_name(host: str) -> bool:
-    """Return True if a Host header, with or without a port, names this machine."""
+    """Return True if a Host header, with or without a port, is localhost or a loopback address."""
     name, _, port = host.rpartition(":")
     name = (name if port.isdigit() else host).lower().removesuffix(".")
     try:
@@ -225,7 +225,7 @@ async def _events(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket listening on an address."""
+    """Open a socket that listens on `host` and `port`; raise ConfigError if that fails."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
@@ -234,7 +234,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class ClosingServer(uvicorn.Server):
-    """A server that on shutdown first calls the app's `state.close`, so that all open requests are answered."""
+    """A server that calls the app's `state.close` before it shuts down, so that no open request delays the shutdown."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the app, then shut down the server."""

@@ -1,6 +1,6 @@
 """Requests and responses of OpenAI's /v1/completions.
 
-Unsupported fields are rejected by name; if they were ignored, a client would trust a completion that it did not request.
+Unsupported fields that would affect the completion are rejected, not ignored, and the error names the field.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IGNORED = ("user", "metadata", "store")
 
 
 class Refused(Exception):
-    """Raised for a rejected request, with the fields of an OpenAI error: message, field, status and code."""
+    """A rejected request, with the error message, the field at fault (`param`), the HTTP status and OpenAI's error code."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(one_line(message))
@@ -83,7 +83,7 @@ class CompletionRequest(BaseModel):
 
 
 def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> tuple[CompletionRequest, list[Prompt]]:
-    """Validate the body of a request to the model `name`; return it with its prompts as token ids."""
+    """Parse the body of a completion request; return the request and its tokenized prompts, or raise Refused."""
     try:
         fields = json.loads(body)
         assert isinstance(fields, dict)
@@ -138,7 +138,7 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
 
 
 class Answer:
-    """The response to one request in OpenAI's JSON, whole or streamed; each choice is a completion of one prompt."""
+    """Builds the JSON of the response to one request, whole or streamed. Each choice is one completion of a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
@@ -149,7 +149,7 @@ class Answer:
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now, "model": name}
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return a choice's JSON for a chunk of a completion; raise Refused if the completion failed."""
+        """Return the JSON of choice `index` for a chunk of its completion; raise Refused if the completion failed."""
         if piece.error is not None:  # 409 if the model was closed and can be opened again
             raise Refused(str(piece.error), status=409 if isinstance(piece.error, Closed) else 500)
         self._tokens[index] += len(piece.ids)
@@ -173,7 +173,7 @@ class Answer:
         return {**self._head, "choices": list(choices)}
 
     def usage(self, prompts: int) -> dict[str, int]:
-        """Return token counts; a prompt with several completions counts once."""
+        """Return the token counts of a request with `prompts` prompts; a prompt with several completions counts once."""
         prompt = sum(self._prompts[:: max(1, len(self._prompts) // prompts)])
         written = sum(self._tokens) - (sum(self._prompts) if self._echo else 0)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
@@ -199,7 +199,7 @@ class Places:
         self._end = 0
 
     def next(self, token: int) -> int:
-        """Return the next token's offset in characters."""
+        """Return the offset of `token`, the next token, in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
         with suppress(UnicodeDecodeError):  # a partial character starts where the previous token ended

@@ -22,7 +22,7 @@ from ingot.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model file and the bits per byte of the model loaded from this file; `path` is None if nothing was exported."""
+    """An exported model file with its size and its score; `path` is None if nothing was exported."""
 
     path: Path | None = None
     bytes: int | None = None
@@ -35,7 +35,7 @@ Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every ran
 
 
 def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Exporter) -> TrainingResult:
-    """Evaluate and export a completed run, write result.json, and return the result."""
+    """Evaluate and export the model if the run has completed; in any case write result.json and return the result."""
     config, progress, outputs, evaluation = trainer.config, trainer.progress, trainer.outputs, trainer.evaluation
     exported, unsaved = Exported(), outputs.saver.error if outputs is not None else None
     if status == "completed":
@@ -80,7 +80,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
 
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., Any] = score_in_fresh_process) -> Exported | None:
-    """Write the artifact into the run folder, compare its size with budget.artifact_bytes, and score it in a fresh process."""
+    """Write the artifact into the run folder, warn if it exceeds budget.artifact_bytes, and score it in a fresh process."""
     config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
     a, limit = config.artifact, config.budget.artifact_bytes
     scored = a.score and trainer.dataset.split("val").tokens > 1

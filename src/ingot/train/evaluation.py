@@ -1,4 +1,4 @@
-"""Evaluation during and after training: scores over all ranks, tasks, text samples, and a limit on evaluation time.
+"""Evaluation during and after training: validation scores, tasks, text samples, and a limit on evaluation time.
 
 If budget.seconds is set, evaluation time is limited too: scoring speed is measured, and the speed of the slowest rank determines
 how many rows are scored. Runs without budget.seconds, runs with budget.artifact_bytes and runs that set
@@ -186,7 +186,7 @@ class RunEvaluation:
         return self.bounded_rows(self.final_limit)
 
     def score(self, split: str, limit: int | None) -> Score:
-        """Score a split, or `limit` of its rows, on all ranks together."""
+        """Score a split, or `limit` of its rows, on all ranks together; raise Interrupted if a stop is requested."""
         evaluator = self.evaluator(split)
         rows = evaluator.rows(limit)
         ranks, began = self.backend.ranks, self.clock.now()
@@ -202,7 +202,7 @@ class RunEvaluation:
         return evaluator.total(sums)
 
     def _sample(self) -> str:
-        """Continue evaluation.sample_prompt; all ranks generate the same text and stop at the same token."""
+        """Return evaluation.sample_prompt with a generated continuation, which is the same on all ranks."""
         self.reporter.waiting("sampling")
         e, tokenizer, ids = self.settings, self.dataset.tokenizer, list[int]()
         sampling = Sampling(e.temperature, e.top_k, seed=self.seed)
@@ -213,7 +213,7 @@ class RunEvaluation:
         return e.sample_prompt + tokenizer.decode_bytes(ids, at_start=not e.sample_prompt).decode("utf-8", "replace")
 
     def _any_rank_stops(self, number: int) -> bool:
-        """Return True if any rank received a stop request; ranks synchronise periodically, so that all stop at the same batch."""
+        """Return True on all ranks if any received a stop request; `number` is a count that determines when ranks synchronise."""
         if self.backend.ranks.world_size == 1:
             return self.shutdown.requested
         return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self.shutdown.requested])[0] > 0

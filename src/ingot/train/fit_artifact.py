@@ -55,7 +55,7 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """Return the codes of matrices and embedding tables for the quantisers std and gptq, and {} for any other quantiser."""
+    """Return the quantised matrices and embedding tables for the quantisers std and gptq, and {} for any other quantiser."""
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
@@ -90,10 +90,10 @@ def fit_codes(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> Codes:
-    """Return the codes for the step sizes that score best within the size limit, or for the largest step sizes if none fit."""
+    """Return the best-scoring codes for which the file has at most `limit` bytes, or the smallest codes if none fit."""
 
     def matrices(step: float) -> Rounding:
-        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that hardly clip."""
+        """Return the Rounding for a step size in standard deviations, with enough bits (at least `a.bits`) to avoid clipping."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 

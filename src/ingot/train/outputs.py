@@ -44,7 +44,7 @@ class Saver:
     def save(
         self, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind = "regular"
     ) -> None:
-        """Start a save after the previous one has ended. A failure is reported and kept in `error` until a save succeeds."""
+        """Wait for the previous save, then start a new one. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
 
@@ -72,7 +72,7 @@ class Saver:
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-        """Replace the progress in a step's checkpoint, and its kind if one is given; a change of kind is reported like a save."""
+        """Replace the progress in the checkpoint of `step`, and the checkpoint's kind if `kind` is given."""
         self.wait()
         path = saved_steps(self._folder).get(step)
         if path is None:
@@ -112,7 +112,7 @@ class RunOutputs:
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Lock the run folder; if `to_delete` is given, delete the earlier run in it and all files that match these patterns."""
+    """Lock and return the run folder; unless `to_delete` is None, delete the earlier run and all files matching its patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))

@@ -67,7 +67,7 @@ class RowReader:
         self._ready = deque(self._thread.submit(self._read) for _ in range(self.ahead))
 
     def next(self, plan: StepPlan) -> RankBatch:
-        """Return the batch of the next step, whose plan is `plan`."""
+        """Return the batch of the next step, whose plan is `plan`; raise DataExhausted if too few rows are left."""
         predicted, result, buffer = self._ready[0].result()
         if rows_of(predicted) != rows_of(plan):
             self._free += [future.result()[2] for future in self._ready if not future.cancel()]

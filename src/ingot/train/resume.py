@@ -1,4 +1,4 @@
-"""The progress of a run, the settings that must not change between its sessions, and resuming it from a checkpoint."""
+"""Resume a run: its progress, the checkpoint to start from, and the settings that must not change between sessions."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def refuse_occupied(folder: Path) -> None:
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """Return the metadata of a checkpoint or exported model: enough to rebuild the model without the run folder."""
+    """Return the metadata of checkpoints and exported models: the config, the tokenizer, and fingerprints of the inputs."""
     model_file = config.model.file if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
@@ -182,12 +182,12 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return how the data and the settings that must not change differ between a checkpoint's metadata and the current run."""
+    """Return the changes in the data and in FIXED settings from a checkpoint's metadata (`was`) to the current run (`now`)."""
     changed = []
     for section, names in FIXED.items():
         saved, current = was["config"][section], now["config"][section]
         for name in names or sorted((saved.keys() | current.keys()) - {"file"}):
-            if (name in saved or not names) and saved.get(name) != current.get(name):
+            if saved.get(name) != current.get(name):
                 changed.append(Change(f"{section}.{name}", saved.get(name), current.get(name)))
     mixed = ["set" if any(facts["config"]["data"].get(name) for name in ("mix", "phases")) else "empty" for facts in (was, now)]
     others: dict[str, tuple[Any, Any, str]] = {
@@ -226,7 +226,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the file of training.weights is missing or damaged, or its parameter count is not that of the model."""
+    """Raise an error if training.weights is missing or damaged, or if its parameter count differs from that of the model."""
     path = locate_weights(user_path(str(config.training.weights)))
     if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
@@ -238,7 +238,7 @@ def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
 
 
 def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: CheckpointError) -> CheckpointError:
-    """Return the error for weights of a different model, with the settings that would match, if there are any."""
+    """Return an error that says how to make the weights fit the model, or `error` if no change of settings would."""
     was, now = weights.config.model, config.model
     ours, defaults = now.model_dump(), FAMILIES[was.family].model_fields
     needed = [
@@ -282,7 +282,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result of the run if it has completed with equivalent settings and, with `require_files`, its files exist."""
+    """Return the run's result if it completed with equivalent settings and, with `require_files`, its files exist; else None."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)

@@ -66,14 +66,14 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """Predict the plan of the step after `plan`, given its batch; the prediction may be wrong, because it ignores the clock."""
+    """Predict the next plan from `plan` and the batch read for it. It may be wrong, because the clock is ignored."""
     tokens, starts = plan.tokens + read.targets, (0,) * (plan.stage + 1)
     at = Position(plan.step + 1, read.next_sample, tokens, starts=starts, phases=plan.phase + 1, places=read.places)
     return plan_step(config, at)
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """Return the first step of every stage that has begun by the end of `plan`, including stages shorter than a step."""
+    """Return the first steps of all stages up to that of `plan`, including skipped stages (those shorter than a step)."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 

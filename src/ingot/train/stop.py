@@ -62,7 +62,7 @@ class Clock:
 
 
 def longest_but_one(seconds: Collection[float]) -> float:
-    """Return the second longest duration, because the longest may be due to a slow disk; a single duration is returned as is."""
+    """Return the second longest duration, or the only one, or 0. The longest may be due to a slow disk."""
     return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
@@ -94,7 +94,7 @@ class Walltime:
         return f"{self.source} ends this session in {max(0.0, self.ends_at - time.time()):,.0f} s"
 
     def reserve_seconds(self, save_seconds: float) -> float:
-        """Return the seconds reserved for the last save."""
+        """Return the seconds to reserve for the last save if a save takes `save_seconds`."""
         if self.reserve is not None:
             return self.reserve
         return max(min(RESERVE_SECONDS, RESERVE_SHARE * self.seconds), SAVES * save_seconds)
@@ -136,7 +136,7 @@ STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file; more check
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and stop file."""
+    """A context manager in which signals set `reason` instead of ending the program; `watch` adds a stop file and time limit."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested
@@ -165,7 +165,7 @@ class Shutdown:
             signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
-        """Also stop if the stop file exists, or if the wall-clock limit leaves just enough time to save."""
+        """Also request a stop when `stop_file` exists or when `walltime` leaves just enough time to save."""
         self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
 
     @property

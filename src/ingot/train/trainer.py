@@ -1,7 +1,7 @@
 """The training loop: schedule, step, report, evaluate, save, stop.
 
 All ranks run the loop in lockstep. Before each step they synchronise the first rank's clock and any rank's stop request; all
-other decisions depend only on the step number, so no rank ever decides alone.
+decisions depend only on these values and the run's progress, so no rank ever decides alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Trainer:
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Choose kernels and micro-batch sizes for this machine, using the first batch of every stage."""
+        """Choose kernels and micro-batch sizes with a batch for every stage, or reuse those of an earlier session (`choices`)."""
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:

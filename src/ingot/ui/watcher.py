@@ -78,7 +78,7 @@ class WatchedRun:
         return self.facts.get("status") == "running"
 
     def update(self) -> list[Message]:
-        """Read some new data and return messages about it; an unreadable run is reported in a message."""
+        """Read one block of new data and return messages about the changes; if the run cannot be read, a message says so."""
         try:
             self.read()
             messages = self.bin_messages()
@@ -156,7 +156,7 @@ class WatchedRun:
         return messages
 
     def _has_changed(self, name: str) -> bool:
-        """Return True if one of the run's files or folders has changed since the last call."""
+        """Return True if the file or folder `name` of the run has changed since the last call."""
         try:
             status = os.stat(self.path / name)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -187,7 +187,7 @@ class Watcher:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread and all pages' event streams."""
+        """End the thread and the event streams of all pages."""
         self._closed = True
         self._wake.set()
         self.thread.join()
@@ -295,7 +295,7 @@ def _modified(path: Path) -> float:
 
 
 def _pack(values: Any) -> str:
-    """Encode numbers as base64 of float32: a third of the size of JSON, and decoded in one call."""
+    """Encode an array as base64 of float32, which takes a third of the size of JSON and is decoded in one call."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 

@@ -40,7 +40,7 @@ class Playground:
         self._opened: tuple[Path, Engine] | None = None
 
     async def engine(self, run: Run) -> tuple[Engine, Path]:
-        """Return the engine for a run's newest checkpoint, and the checkpoint's path."""
+        """Return an engine for a run's newest checkpoint, loaded if necessary, and the path of the checkpoint."""
         checkpoints = run.checkpoints()
         if not checkpoints:
             raise CheckpointError(f"{run.path} has no checkpoint yet; wait until it has saved one")
@@ -68,7 +68,7 @@ class Playground:
 
 
 def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_models: bool = False) -> FastAPI:
-    """Build the page's web server."""
+    """Build the web server of the live page; clients need `token` to stop a run or use a model."""
     playground = Playground(device, allow_custom_models)
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
     @app.get("/api/statistics")
     def statistics(runs: str) -> dict[str, Any]:
-        """Return statistics over groups of runs that differ only in their seeds, and tests between the groups."""
+        """Return the mean val_bpb of each group of runs that differ only in their seeds, and tests between the groups."""
         from ingot.experiments.compare import SeedRun, over_seeds, tested
 
         readable = _readable(watcher, runs)

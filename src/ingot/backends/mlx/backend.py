@@ -76,7 +76,7 @@ def muon(
 
 
 def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array:
-    """Push the singular values of each matrix in an (N, m, n) stack towards one; computed in float32, because bf16 gives NaN."""
+    """Push the singular values of each matrix in a stack (N, m, n) towards one, in float32 because bf16 gives NaN."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.swapaxes(-1, -2) if tall else matrices).astype(mx.float32)
     x = x / (length(x) + 1e-7)

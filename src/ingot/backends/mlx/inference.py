@@ -1,4 +1,4 @@
-"""The MLX device, and a model on it for generation and scoring with the moving average of its weights, if any.
+"""The MLX device, and a model on it for generation and scoring, with averaged weights if there are any.
 
 Torch builds the model and initialises its weights, so that a seed gives the same initial weights on every backend. Only an
 outline of the torch model, on the meta device, is kept: tensor shapes and dtypes, parameter groups and FLOPs.
@@ -65,7 +65,7 @@ PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 
 def find_mlx_device() -> Device:
-    """Return the MLX device (a Mac's GPU, else the CPU) and the precisions it supports, the preferred one first."""
+    """Return the MLX device (a Mac's GPU, else the CPU) with its supported precisions in order of preference."""
     if mx.metal.is_available():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
@@ -79,7 +79,7 @@ def make_matmul() -> tuple[int, Callable[[], object]]:
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
-    """Choose the next token from the logits (V) of one row."""
+    """Sample the next token from the logits (V) of one row, or take the likeliest if sampling is greedy."""
     if sampling.greedy:
         return int(scores.argmax())
     ids = np.argsort(-scores, kind="stable")
@@ -95,7 +95,7 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return the torch outline of a model, its initial weights (a function of training.seed only) and its optimizer groups."""
+    """Return the torch outline of a model, its initial weights, drawn with training.seed, and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -161,7 +161,7 @@ class MLXInference:
         return number(self._losses(self._shown(), Pass(self._dtype), *self._upload(batch)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt. Prompts run as one batch if all have the same length, else one at a time."""
+        """Yield the next token of every prompt, indefinitely; prompts run as one batch only if all have the same length."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
             return self._write(weights, prompts, seeds, sampling)

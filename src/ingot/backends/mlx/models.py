@@ -79,7 +79,7 @@ def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, the last T of S positions, over all S keys and values."""
+    """Return the causal attention output (B, T, H * D) for T new positions, which also attend to the cached keys and values."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum in groups of SUM_WIDTH, then sum the sums: the rounding of one long sum would depend on the micro-batch size."""
+    """Return the sum of all values, added in groups of SUM_WIDTH so that rounding does not depend on the micro-batch size."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)

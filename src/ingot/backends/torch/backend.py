@@ -129,7 +129,7 @@ class TorchBackend(TorchInference):
             )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose thread count, kernels, and each stage's micro-batch size and attention kernel by trials, or from `kept`."""
+        """Choose the thread count, kernels and each stage's micro-batch size and attention kernel, or reuse those in `kept`."""
         this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without thread count
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
@@ -199,7 +199,7 @@ class TorchBackend(TorchInference):
         return Tuned(micro_batch, attention)
 
     def _runs(self, batch: Batch, attention: str) -> bool:
-        """Return True if a forward and backward pass with this attention kernel succeeds on every rank."""
+        """Return True if the attention kernel is `default` or a forward and backward pass with it succeeds on every rank."""
         return attention == "default" or tune.failure_of(lambda: self._try(batch, attention=attention), self.maximum) is None
 
     def _is_short(self, batch: Batch) -> bool:
@@ -207,7 +207,7 @@ class TorchBackend(TorchInference):
         return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the attention kernels that run here and take a window size; others need compiled FlexAttention with a mask."""
+        """Return the attention kernels that run here and apply the model's window without a mask, unlike FlexAttention."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,7 +217,7 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch that costs no speed. All ranks try the same sizes: `rows` is the maximum over ranks."""
+        """Return the smallest micro-batch of at most `rows` that costs no speed; in deterministic mode, the largest that fits."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -229,7 +229,7 @@ class TorchBackend(TorchInference):
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        """Return the fastest attention kernel; with windows, documents or dropout, time whole passes, else only attention."""
+        """Return the fastest of the attention kernels `names` (default: all); in deterministic mode, the first that runs."""
         rows, planes, seq_len = batch.shape  # two planes (tokens, targets), or three with document numbers
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
@@ -350,7 +350,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Step the optimizers unless `skip` is true; on CUDA the optimizers read `skip` on the device, without a sync."""
+        """Update the weights and their average unless `skip` is true; on CUDA, built-in optimizers read it without a sync."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:

@@ -21,7 +21,7 @@ DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
-    """Build the model of a config; its initial weights depend only on training.seed."""
+    """Build the model of a config; training.seed determines its initial weights."""
     section = config.model.model_dump()
     rows = section["vocab_size"]
     if rows is not None and rows < vocab_size:
@@ -55,7 +55,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
 
 
 def build_outline(config: Config, vocab_size: int) -> nn.Module:
-    """Build a config's model on the meta device, without allocating memory: an untrusted config may ask for any size."""
+    """Build a config's model on the meta device, where it takes no memory, because an untrusted config may ask for any size."""
     with torch.device("meta"), _Outlines():
         return build_model(config, vocab_size)
 
@@ -67,7 +67,7 @@ def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _Outlines(TorchFunctionMode):
-    """Skips random initialisation and copies of meta tensors, which would make torch import its compiler (two seconds)."""
+    """A mode that skips initialisers and empty_like for meta tensors, which make torch import its compiler (two seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -81,7 +81,7 @@ class _Outlines(TorchFunctionMode):
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
-    """Call the model's method `set` with the values of a stage."""
+    """Pass the values of a stage to the model's method `set`; `where` names their setting in error messages."""
     if not numbers:
         return
     if not callable(change := getattr(model, "set", None)):
@@ -93,7 +93,7 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
-    """Recompute every n-th block, starting with the first, in the backward pass instead of keeping its activations."""
+    """Make the backward pass recompute one in `every` blocks, starting with the first, instead of keeping activations."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its layers")

@@ -73,9 +73,9 @@ def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None
 def compiled(
     model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
 ) -> nn.Module:
-    """Compile a model, with one graph per input shape. `nested`: some parts of the model are compiled as separate graphs.
+    """Compile a model, or only its blocks and loss if `blocks` is set, with one graph per input shape.
 
-    `blocks`: compile only the blocks and the loss. `cuda_graphs`: record each pass once as a CUDA graph and replay it.
+    Set `nested` if the graph has subgraphs (masked attention, checkpointed blocks), and `cuda_graphs` to record CUDA graphs.
     """
     tag_compiler_cache()
     # DDPOptimizer, which splits graphs to overlap communication, fails on nested graphs (masked attention, checkpointed blocks).
@@ -92,7 +92,7 @@ def compiled(
 
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
-    """If DDP's Python reducer is `used`, compile the backward pass in the block as one graph that includes communication."""
+    """Return a context manager that, if DDP's Python reducer is `used`, compiles the backward pass with its communication."""
     if not used:
         return contextlib.nullcontext()
     from torch._dynamo import compiled_autograd
@@ -121,7 +121,7 @@ def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: b
 
 
 def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
-    """Begin a pass of a CUDA graph, which overwrites the graph's memory; first copy the gradients of `parameters` out of it."""
+    """Copy the gradients of `parameters` out of the CUDA graph's memory, then begin a pass, which may overwrite that memory."""
     for p in parameters:
         if p.grad is not None:
             p.grad = p.grad.clone()

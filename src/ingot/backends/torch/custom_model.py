@@ -1,7 +1,7 @@
-"""Checks of a custom model before the first step, above all that it is causal: a model that sees the future gets a low loss.
+"""Check a custom model before the first step, above all that it is causal: a model that sees the future gets a low loss.
 
-The checks run in float32, uncompiled, on one row of random tokens, first with the initial weights and then with noise added to
-these, because a zero-initialised head would hide any leak. They use a copy of the model, which they discard.
+The checks run in float32, uncompiled, on one row of random tokens and on a copy of the model. They run with the initial weights
+and again after adding noise, because a zero-initialised head would hide any leak.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def check_custom_model(config: Config, file: str, vocab_size: int, device: torch
 def check(
     model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Mapping[str, float]] = ()
 ) -> None:
-    """Raise ConfigError if a model is not causal, counts targets of -1, or has a non-scalar loss or parameters without gradient.
+    """Raise ConfigError if a model is not causal, its loss is not the mean over targets other than -1, or a parameter is unused.
 
-    `stages`: the values that each stage passes to `set`; those of the last stage are already set. The check modifies the weights.
+    `stages` holds the values that each stage passes to `set`; the last stage's are already set. The check modifies the weights.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()
@@ -113,7 +113,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check logits and losses. Unless `insist`, accept values that are not finite, which noise in the weights may cause."""
+        """Check that the model is causal and its loss the mean over targets other than -1; if `insist`, require finite values."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):
@@ -169,7 +169,7 @@ class _Checker:
         return loss
 
     def called(self, what: str, call: Callable[[], T]) -> T:
-        """Call a function of the custom model; turn any error into a ConfigError with the file and line where it was raised."""
+        """Call a function of the custom model; turn an error in it into a ConfigError with the file and line of the error."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):

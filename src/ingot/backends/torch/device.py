@@ -51,7 +51,7 @@ def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
 
 
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:
-    """Yield step numbers while profiling: skip `waiting` steps, discard `warming` steps, write `active` steps to `folder`.
+    """Yield step numbers; after `waiting` steps and `warming` warm-up steps, write a trace of `active` steps to `folder`.
 
     The trace can be opened in chrome://tracing, Perfetto or TensorBoard.
     """

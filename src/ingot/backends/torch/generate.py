@@ -1,7 +1,7 @@
 """Autoregressive generation, with a key-value cache if the model supports one, and scoring of given tokens.
 
-The tokens sampled for a row depend on its seed, not on the rest of the batch or the device, except that rounding on the device
-may decide between tokens of almost equal probability.
+The tokens sampled for a row depend on its seed, not on the other rows or the device, unless rounding decides between tokens of
+almost equal probability.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def in_parts(model: Any) -> bool:
 
 
 def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, lengths: Tensor | None = None) -> Tensor:
-    """Return the logits (B, V) of each row's last token, at index lengths - 1 if given; if possible, compute only these."""
+    """Return the logits (B, V) at each row's last token, which is at index lengths[i] - 1 if `lengths` is given."""
     at = (slice(None), -1) if lengths is None else (torch.arange(len(tokens), device=tokens.device), lengths - 1)
     if not in_parts(model):
         return model(tokens)[at]
@@ -40,11 +40,11 @@ def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, leng
 
 
 class Reader:
-    """Feeds tokens to a model and returns the next logits: first for the prompts, then for one new token per row.
+    """Feeds a model first the prompts, then one new token per row at a time, and returns the logits of the next tokens.
 
-    `lengths`: the prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context
-    is full, keep only the last half of its tokens and recompute the cache from these. Without `keep_half`, or if the lengths
-    differ, every step recomputes the whole context without a cache once the context is full.
+    `lengths` gives the prompt lengths if they differ; `record` runs single-token steps as CUDA graphs. Once the context is full,
+    every step recomputes all of it without a cache. With `keep_half` and prompts of equal length, the first half of a full
+    context is dropped instead, and the cache is recomputed.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Step:
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, cached: int, positions: Tensor | None = None) -> Tensor:
-        """Return the next-token logits after one new token per row, at position `cached` or the row's entry in `positions`."""
+        """Append one token per row at position `cached`, or at the row's own position if given; return the next logits (B, V)."""
         for layer in self._cache:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
@@ -146,7 +146,7 @@ class Step:
                 layer.position = None
 
     def _record(self) -> None:
-        """Record the step as a CUDA graph after two warm-up runs, whose cache writes the replay overwrites."""
+        """Record the step as a CUDA graph after two warm-up runs; replaying it overwrites what they wrote to the cache."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

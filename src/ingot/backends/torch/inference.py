@@ -144,7 +144,7 @@ class TorchInference:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Inside the block, use the averaged weights and put the model in eval mode."""
+        """Swap in the averaged weights, if there are any, and run the block with the model in eval mode."""
         self._show(average=True)
         training = self.model.training
         self.model.eval()
@@ -158,7 +158,7 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Copy tokens, targets and, if present, document numbers (for `flash4`, document starts) to the device."""
+        """Return a batch's tokens, targets and, if present, document numbers (for `flash4`: document starts) on the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
@@ -173,7 +173,7 @@ class TorchInference:
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """In the block, use an attention kernel (default: the tuned one), autocast and, if needed, deterministic algorithms."""
+        """Run the block with an attention kernel (default: the tuned one) and, if set, autocast and deterministic algorithms."""
         name = attention or self._attention
         self._use_form(attention_form(name))
         with ExitStack() as stack:
@@ -193,7 +193,7 @@ class TorchInference:
             self._form = form
 
     def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool, max_share: float) -> None:
-        """Run a forward and backward pass on one row, with uninitialised weights, so that `attention` and `kernels` are compiled.
+        """Compile `attention` and `kernels` by running a forward and backward pass on one row, with uninitialised weights.
 
         Do nothing if weights and gradients would take more than `max_share` of the GPU's free memory.
         """

@@ -30,12 +30,11 @@ EXIT_PATIENCE_SECONDS = 10
 
 
 def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
-    """Import the compiler and FlashAttention 4 and initialise the GPU in threads while the model is being built.
+    """Start threads that import the compiler and FlashAttention 4 and initialise the GPU, if the run needs them.
 
-    Returns a function that waits for the imports. Call it before any code that may import the same modules. Two threads
-    must not import them at once, because the modules of the compiler, and those of Triton, import each other in cycles: if two
-    threads enter a cycle at different modules, each holds the lock that the other waits for, and Python breaks the deadlock by
-    giving one of them a half-initialised module. Errors are suppressed, because the first real use of a module raises them.
+    Returns a function that waits for the imports; call it before any code that may import the same modules. The compiler and
+    Triton have circular imports. If two threads enter such a cycle at different modules, Python avoids a deadlock by giving
+    one thread a half-initialised module. Errors are suppressed here; the first real use of a module raises them again.
     """
     import torch
 
@@ -65,14 +64,14 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 def hash_triton() -> None:
     """Make Triton compute and cache the hash of its own files, which is part of the compiler's cache keys.
 
-    This takes 2 s for 500 MB on a CPU without SHA instructions, but in a thread it does not delay loading a cached graph.
+    Hashing 500 MB takes 2 s on a CPU without SHA instructions; in a thread, it does not delay loading a cached graph.
     """
     with suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
 
 
 def _import_ahead(compiler: bool, flash4: bool) -> None:
-    """Import torch's compiler and, if installed, FlashAttention 4 and quack-kernels (a dependency of FlashAttention 4)."""
+    """Import torch's compiler if `compiler`, and FlashAttention 4 with quack-kernels if `flash4` and they are installed."""
     if compiler:  # first start the compiler's worker processes: until these are ready, it compiles in this process
         with suppress(Exception):
             import_module("torch._inductor.async_compile").maybe_warm_pool()
@@ -86,7 +85,7 @@ def _import_ahead(compiler: bool, flash4: bool) -> None:
 
 
 def _wake_device(device: str) -> None:
-    """Create the CUDA context and load cuBLAS with a first matmul; load Triton's driver, a C extension compiled on first use."""
+    """Create the CUDA context, load cuBLAS with a first matmul, and load Triton's driver, a C extension compiled on first use."""
     import torch
 
     with suppress(RuntimeError):
@@ -114,7 +113,7 @@ MAX_MEMORY_SHARE = 1 / 32  # largest share of the free GPU memory that a builder
 
 
 class Builders:
-    """The processes (builders) that compile the kernels of a run, started only if some are not yet compiled."""
+    """Processes (builders) that compile the kernels of a run, started only if this machine has not compiled them before."""
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -145,7 +144,7 @@ class Builders:
                 self._processes.append(process)
 
     def wait(self) -> None:
-        """Wait until the builders have exited, so that the kernels are on disk and the device is free for the run."""
+        """Wait at most BUILDER_PATIENCE_SECONDS for the builders, then kill those still running, so that the device is free."""
         if self._processes:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
@@ -162,7 +161,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: a forward and backward pass on one row, which compiles the kernels of `build`."""
+    """Run a builder: compile the kernels of `build`, if the run needs them, by a forward and backward pass on one row."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):

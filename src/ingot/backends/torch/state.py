@@ -1,4 +1,4 @@
-"""Tensors as records of raw bytes, snapshots of a run's state, averaged weights, the fp16 loss scale, torch.save files."""
+"""Tensor records, snapshots of a run's state, averaged weights, the fp16 loss scale, and files written by torch.save."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Named = Iterable[tuple[str, Tensor]]
 
 
 def check_held(contents: Any, size: int) -> None:
-    """Raise ValueError if the tensors of a file are larger than a file of `size` bytes can hold.
+    """Raise ValueError if the tensors in `contents` are implausibly large for the file of `size` bytes that they come from.
 
-    With zero strides or shared storage a small file can describe huge tensors, and copying these would exhaust memory.
+    With zero strides or shared storage, a small file can describe huge tensors; copying them would exhaust memory.
     """
     parts, seen, total = [contents], set(), 0
     while parts:
@@ -58,7 +58,7 @@ def record(name: str, tensor: Tensor) -> TensorRecord:
 
 
 def tensor(source: TensorRecord) -> Tensor:
-    """Copy a record's contents into a tensor on the host."""
+    """Return a copy of a record as a tensor on the host."""
     copy = torch.empty(source.shape, dtype=DTYPES[source.dtype])
     # Copy with numpy, which releases the GIL, so that the training loop continues while a thread writes files.
     if copy.numel():
@@ -68,7 +68,7 @@ def tensor(source: TensorRecord) -> Tensor:
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """Capture the current tensors; return a function that copies them to the host, to be called once, from any thread.
+    """Capture the current values of tensors; return a function that copies them to the host. Call it once, from any thread.
 
     Copying within GPU memory is a hundred times faster than copying to the host. If there is room for a copy, training continues
     at once, and the copy is transferred when the function is called. Otherwise the tensors are copied to the host immediately.
@@ -96,9 +96,9 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
 
 
 def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
-    """Copy a tensor to the host in parts through a pinned buffer and return it as a record.
+    """Copy a tensor to the host in parts, through the pinned buffer `staging`, and return it as a record.
 
-    A direct copy to pageable memory holds a lock of the driver, so no other thread could launch kernels until it has finished.
+    A direct copy to pageable memory holds a driver lock, which keeps other threads from launching kernels.
     """
     source, pinned = tensor.detach().contiguous().reshape(-1).view(torch.uint8), staging.numpy()
     host = np.empty(source.numel(), np.uint8)
@@ -112,7 +112,7 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter and persistent buffer of a model; a tied tensor appears under its first name only."""
+    """Yield the name and tensor of every parameter and persistent buffer; a tied tensor appears under its first name only."""
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
@@ -127,7 +127,7 @@ def model_records(model: nn.Module) -> list[TensorRecord]:
 
 @torch.no_grad()
 def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
-    """Copy records into a model; they must match its tensors in name, shape and kind of dtype."""
+    """Copy records into a model; raise CheckpointError if names, shapes or kinds of dtype (floating-point or not) differ."""
     for value, source in check_fits(model, records, where):
         value.copy_(tensor(source))
 
@@ -175,7 +175,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap_in(self) -> None:
-        """Replace the weights by their average."""
+        """Put the average into the model, and keep a copy of the training weights."""
         if not self._kept:
             self._kept = [p.detach().clone() for p in self._weights]
             torch._foreach_copy_(list(self._weights), self._average)
@@ -188,18 +188,18 @@ class WeightAverage:
             self._kept = []
 
     def tensors(self) -> Named:
-        """Return the average, by parameter name."""
+        """Return pairs of a parameter's name and its average."""
         return zip(self._names, self._average, strict=True)
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Restore the average from saved records; the average of a parameter without a record starts from its weights."""
+        """Restore the average from saved records; for a parameter without a record, restart it from the current weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
 
 class LossScale:
-    """The loss scale of fp16 training: halved if a gradient overflows, doubled after 2,000 good steps; in other precisions, 1."""
+    """The loss scale of fp16 training, halved when a gradient overflows and doubled after 2,000 good steps. It is 1 if unused."""
 
     def __init__(self, used: bool, device: torch.device):
         self.used = used
@@ -217,11 +217,11 @@ class LossScale:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
     def tensors(self) -> Named:
-        """Return the state of the loss scale, by name, to be stored in a checkpoint."""
+        """Return the names and tensors to store in a checkpoint, or nothing if the loss is not scaled."""
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def restore(self, state: dict[str, TensorRecord]) -> None:
-        """Restore the scale from its records in `state`, the optimizer's saved state, and remove these records from it."""
+        """Pop the loss scale's records from the saved optimizer state, and restore the scale from them."""
         scale, good_steps = state.pop("scaler/scale", None), state.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))
@@ -229,7 +229,7 @@ class LossScale:
 
 
 class DeviceResult:
-    """A step's results (loss, gradient norm, skipped), which the device may still be computing; implements Pending (base.py).
+    """A step's loss, gradient norm and skipped flag, which the device may still be computing; implements Pending (base.py).
 
     On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. On a
     CPU the step has ended when this object is created; on a GPU its end is known only when the results are read.
@@ -261,7 +261,7 @@ class DamagedFile(CheckpointError):
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
-    """Load a torch.save file, which may contain only numbers, text, tensors and objects of `classes`, given by name."""
+    """Load a torch.save file that holds only numbers, text, tensors and instances of `classes`; else raise CheckpointError."""
     whole = False
     try:
         if zipfile.is_zipfile(path):
@@ -297,7 +297,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
 
 
 def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
-    """Return the tensors of a state dict by name, in its order; the prefixes that wrappers add to names are removed."""
+    """Return a state dict as records by name, in its order, without the name prefixes that torch.compile and DDP add."""
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} does not hold a dictionary of tensors")
     records = {}
@@ -312,13 +312,13 @@ def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
 
 
 def shared_record(name: str, value: Tensor) -> TensorRecord:
-    """Return a record that shares the memory of a host tensor."""
+    """Return a record that shares the memory of a contiguous host tensor; other tensors are copied."""
     value = value.detach().contiguous()
     return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def shared_tensor(source: TensorRecord) -> Tensor:
-    """Return a tensor that shares a record's memory; copy read-only memory, which torch tensors cannot share."""
+    """Return a tensor that shares the memory of a record; read-only memory is copied, because torch tensors are writable."""
     if not source.data.nbytes:
         return torch.empty(source.shape, dtype=DTYPES[source.dtype])
     data = bytearray(source.data) if source.data.readonly else source.data
@@ -328,7 +328,7 @@ def shared_tensor(source: TensorRecord) -> Tensor:
 def adamw_memory(
     optimizer: Any, orders: Iterable[Sequence[Sequence[str]]], weights: Mapping[str, TensorRecord]
 ) -> tuple[dict[str, TensorRecord], str | None]:
-    """Convert AdamW's state dict to records named `parameter/key`, or return the reason why it cannot be used.
+    """Convert AdamW's state dict; return (records named `parameter/key`, None), or ({}, the reason why it cannot be used).
 
     A state dict refers to parameters by number; each entry of `orders` is a possible order of their names, one list per group.
     """
@@ -362,7 +362,7 @@ def adamw_memory(
 def adamw_state(
     decayed: Collection[str], rest: Collection[str], memory: Mapping[str, TensorRecord], weight_decay: float, **options: Any
 ) -> dict[str, Any]:
-    """Return a state dict of torch's AdamW with two groups; include its state only if `memory` has it for every parameter."""
+    """Return a state dict for AdamW with the groups `decayed` and `rest`; its state is empty unless `memory` has all of it."""
     placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
     parts = ((decayed, weight_decay), (rest, 0.0))
     groups = [{"params": [placeholders[name] for name in names], "weight_decay": decay} for names, decay in parts]

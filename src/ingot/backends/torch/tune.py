@@ -52,7 +52,7 @@ MaxOverRanks = Callable[[Sequence[float]], list[float]]  # returns the maximum o
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Call `attempt`; return None, or a one-line reason if it fails on any rank. A real bug will show up again in training."""
+    """Call `attempt`; return None if it succeeds on all ranks, else a one-line reason. A bug will show up again in training."""
     failure = None
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ class Tuned:
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Return `rows`, halved until a forward and backward pass of that many rows (`attempt`) fits into memory on all ranks."""
+    """Halve `rows` until `attempt(rows)`, a forward and backward pass, fits into memory on all ranks; return the result."""
     size = rows
     while True:
         full = False
@@ -113,8 +113,8 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
     """Halve the micro-batch size, starting from `largest`; return the smallest that is about as fast per row as the fastest.
 
     `attempt(rows, times)` runs `times` passes of `rows` rows; a pass of the largest size must have run before. Trials stop at the
-    first size that is slower, because each halving doubles the number of kernel launches. If the second halving is
-    slower but the first is not, the trials take about as long as five passes of the largest size.
+    first size that is slower, because each halving doubles the number of kernel launches. Trials of three sizes take about as
+    long as five passes of the largest size.
     """
     chosen = size = largest
     least = math.inf
@@ -147,7 +147,7 @@ FREE_SHARE = 0.98  # reuse choices if free GPU memory is at least this fraction 
 
 
 class Choices:
-    """A file that caches the choices for one configuration. On a CPU there is none, because trials choose only the threads."""
+    """The choices for one configuration, cached in a file for CUDA devices only: on a CPU, trials choose only the threads."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free now."""
+        """Return the choices that `keep` stored, or {} if there are none or if over 2% less GPU memory is available now."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -203,7 +203,7 @@ Requested = Literal["auto", "off"] | Sequence[str]
 
 
 def tag_compiler_cache() -> None:
-    """Add a hash of the source code of our kernels to the cache keys of torch's compiler, which contain only kernel names.
+    """Add a hash of our kernels' source code to the cache keys of torch's compiler, which otherwise contain only their names.
 
     Without the hash, a graph cached by another version of Ingot could call a kernel with the wrong arguments.
     """
@@ -214,7 +214,7 @@ def tag_compiler_cache() -> None:
 
 
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
-    """Return the kernels that a run tries if its model supports them; `launch_bound`: kernel launches limit its speed."""
+    """Return the requested kernels: for `auto` all or, if kernel launches limit the speed, those not in PER_LAYER."""
     if requested == "auto":
         return [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
     return [name for name in KERNELS if requested != "off" and name in requested]
@@ -229,10 +229,10 @@ def settle_kernels(
     attempt: Callable[[str | None], None] | None,
     maximum: MaxOverRanks,
 ) -> list[str]:
-    """Enable each requested kernel (only those in `previous`, if given) with which a pass succeeds; return their names.
+    """Enable the requested kernels that pass a trial; return their names. If `previous` is given, try only the kernels in it.
 
     `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; if `attempt` is None, kernels are
-    enabled without a trial. `supported`: our kernels support the device and dtype. Raise ConfigError if a kernel
+    enabled without a trial. `supported` is True if our kernels support the device and dtype. Raises ConfigError if a kernel
     requested by name fails.
     """
     chosen: list[str] = []
@@ -266,13 +266,13 @@ ENOUGH_SCORES = 2**32  # attention scores per timed trial, forward and backward:
 
 
 def attention_form(name: str) -> Form:
-    """Return the value of the attention modules' attribute `form` that a kernel needs."""
+    """Return the `form` that attention modules must have for an attention kernel."""
     forms: dict[str, Form] = {FLASH4: "flash4", CUDNN_FLASH4: "cudnn-flash4"}
     return forms.get(name, "grouped" if name.endswith(GROUPED) else "repeated")
 
 
 def use_form(model: nn.Module, form: Form) -> None:
-    """Set the form of attention in all layers of a built-in model."""
+    """Set the form of attention in all layers of a built-in model; leave custom models unchanged."""
     if form.endswith("flash4"):
         keep_compiled_kernels()
     for module in model.modules() if isinstance(model, OURS) else ():  # in custom models `form` could mean anything
@@ -288,7 +288,7 @@ def query_heads(model: Any) -> int:
 def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
     """Return the attention kernels to time. With `documents` only FlexAttention (`default`) and FlashAttention 4 are possible.
 
-    `alone`: attention is timed alone, causal and without dropout, so that FlashAttention 4 supports it, too.
+    `alone` is True if only attention is timed, causal and without dropout, which FlashAttention 4 supports too.
     """
     flash4 = flash4_everywhere(model, maximum)
     if documents:
@@ -300,14 +300,14 @@ def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) 
 
 
 def flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return True if the model is built in and all ranks have FlashAttention 4, because all must try the same kernels."""
+    """Return True if the model is built in and FlashAttention 4 is installed on all ranks, which must try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
 def fastest_attention(
     names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: MaxOverRanks
 ) -> str:
-    """Return the name of the fastest attention kernel; `attempt(name, times)` runs `times` passes with a kernel.
+    """Return the name of the fastest kernel, or `default` if none runs; `attempt(name, times)` runs `times` passes.
 
     If `deterministic`, return the first kernel that runs, because timings differ from run to run.
     """
@@ -327,10 +327,10 @@ def fastest_attention(
 def attention_alone(
     model: Any, rows: int, length: int, precision: str, device: torch.device, form: Form, records: bool
 ) -> Callable[[], None]:
-    """Return a function that runs the attention of all layers of a built-in model, forward and backward, on random numbers.
+    """Return a function that runs a built-in model's attention on random numbers, forward and backward, at most once per layer.
 
     The gpt2 family computes queries, keys and values in one matmul, so the time to pack their gradients into one
-    tensor is included. `records`: replay the passes as a CUDA graph if possible, which excludes the time for kernel launches.
+    tensor is included. With `records`, the passes are replayed as a CUDA graph if possible, which excludes launch times.
     """
     heads, size = query_heads(model), model.head_size
     packed = isinstance(model, GPT2)
@@ -368,7 +368,7 @@ MIN_SPEEDUP = 0.9  # use fewer threads only if they take at most this fraction o
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set and return torch's number of threads: as requested, as in the kept choices, or the fastest by timing `attempt`."""
+    """Set and return torch's number of threads: as requested, as in `kept`, the fastest for `attempt`, or torch's default."""
     threads = torch.get_num_threads()  # torch's default, also used if the kept choices do not include it
     if requested != "auto":
         threads = requested
@@ -393,7 +393,7 @@ def settle_threads(
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int) -> None:
-    """Raise ConfigError if the training state of a built-in model does not fit into memory; called before it is built."""
+    """Raise ConfigError if training a built-in model would not fit into memory; `memory` is the GPU's memory in bytes."""
     if (size := model_size(config, vocab_size)) is None:
         return
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
@@ -421,7 +421,7 @@ FP8_HEAD = Setting("training.fp8_head", "true")
 def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability`: the GPU's compute capability."""
+    """Enable fp8 matmuls in the output head; raise ConfigError if the model, a setting or the GPU does not support them."""
     if not hasattr(model, "fp8_head"):
         raise ConfigError("{0} needs a built-in model; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:

@@ -112,7 +112,7 @@ def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, 
 
 @cache
 def _program(entry: str) -> str:
-    """Return the loader and every ingot module that `entry` imports, directly or indirectly, even inside functions."""
+    """Return the loader with the sources of all ingot modules that `entry` imports, even indirectly or inside functions."""
     sources: dict[str, str] = {}
     queue = [entry]
     while queue:

@@ -39,7 +39,7 @@ VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train, or score the file in EVAL_ONLY_PATH, configured by environment variables."""
+    """Train, or score the file named by EVAL_ONLY_PATH, as environment variables specify; return the exit code."""
     with explained(CODE, lambda setting: VARIABLE_OF.get(setting, setting)) as outcome, listening_early():
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])

@@ -35,7 +35,7 @@ TRAIN_SHARDS = 80  # train shards to download by default
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of one dataset to download; each has the same path relative to the Hub prefix and to the output folder."""
+    """The files of a dataset to download, as paths relative to both the Hub prefix and the output folder."""
 
     train: list[str]
     val: list[str]
@@ -50,7 +50,7 @@ def dataset_name(variant: str) -> str:
 
 
 def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: str) -> Plan:
-    """Return the files of a variant to download: at most `train_shards` train shards (80 by default), and all other files."""
+    """Return the files of a variant to download: tokenizer, val shards and `train_shards` train shards (default: up to 80)."""
     entry = _entry(manifest, "datasets", dataset_name(variant), repo)
     try:
         available, val = (int(entry["stats"][key]) for key in ("files_train", "files_val"))
@@ -124,7 +124,7 @@ def download(
         )
 
     def is_here(name: str) -> bool:
-        """Return True if the local file matches the one on the Hub."""
+        """Return True if the local file matches the one on the Hub or, offline, if it exists."""
         path, info = output / name, infos.get(name)
         if not path.is_file() or info is None:
             return path.is_file() and hub.offline
@@ -191,7 +191,7 @@ def download(
 
 
 def place(blob: Path, target: Path) -> None:
-    """Hard-link a file from the Hugging Face cache to `target`, or copy it if they are on different disks."""
+    """Hard-link a file from the Hugging Face cache to `target`, or copy it if it cannot be linked."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         second = temporary_beside(target)

@@ -118,7 +118,7 @@ class Spec(BaseModel):
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
 ) -> list[Spec]:
-    """Read the tokenizer specs in a file; `reuse` lists vocabulary sizes with existing SentencePiece models, as "SIZE=FILE"."""
+    """Read the tokenizer specs in a file. Each "SIZE=FILE" in `reuse` names an existing SentencePiece model for that size."""
     models: dict[int, str] = {}
     for pair in reuse:
         vocabulary, _, model = pair.partition("=")
@@ -334,7 +334,7 @@ class Export:
         }
 
     def _read_docs(self, what: str) -> Iterator[str]:
-        """Yield the documents, replacing every lone surrogate (not a valid character) with a question mark."""
+        """Yield the text of each document, with every lone surrogate (not a valid character) replaced by a question mark."""
         path = self.output / DOCS
         advance = adding_up(partial(self.progress, what), path.stat().st_size)
         with reading(path), path.open("rb") as file:
@@ -351,7 +351,7 @@ class Export:
     def _dataset(
         self, spec: Spec, tokenizer: Tokenizer, docs: dict[str, Any], val_documents: int
     ) -> tuple[prepared.Manifest, bool]:
-        """Write the shards of one tokenizer; return the manifest of the dataset, and False if the dataset was already complete.
+        """Write the shards of one tokenizer unless they are complete; return the dataset's manifest and whether it was written.
 
         dataset.json and a document index are written next to golf's own files, so that other Ingot commands can read the dataset.
         """
@@ -374,7 +374,7 @@ class Export:
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Yield the documents that are not yet written, including empty documents, in blocks."""
+            """Return the documents from `begin` on, including empty ones, in blocks with the rule that splits them."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)

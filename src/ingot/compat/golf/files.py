@@ -47,12 +47,12 @@ def torch_bytes(contents: Any) -> bytes:
 
 
 def state_dict(records: Iterable[TensorRecord]) -> bytes:
-    """Serialise a state dict with torch.save."""
+    """Serialise records as a state dict with torch.save."""
     return torch_bytes({record.name: tensor(record) for record in records})
 
 
 def npz(records: Iterable[TensorRecord]) -> bytes:
-    """Serialise arrays as an .npz for MLX, bfloat16 as float32; the output is deterministic."""
+    """Serialise records as a deterministic .npz file in MLX's row order; bfloat16 becomes float32."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for item in swap_halves(records):
@@ -109,13 +109,13 @@ def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that the user named."""
+    """Return the content of a file; raise CheckpointError if it cannot be read."""
     with readable(path, CheckpointError), open_to_read(path) as file:
         return file.read()
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
-    """Return the weights in the content of a model file of any kind, in their original dtypes and in Ingot's row order."""
+    """Parse any of golf's model files; return the weights in their original dtypes and in Ingot's row order."""
     try:
         if not content.startswith(ZIP):
             unpacker = zlib.decompressobj()
@@ -193,7 +193,7 @@ ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles dicts, numbers, strings and arrays only."""
+    """An unpickler that accepts only dicts, numbers, strings and arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -240,7 +240,7 @@ def import_golf(
 
 
 def model_settings(weights: Mapping[str, TensorRecord], path: Path) -> dict[str, Any]:
-    """Infer the model settings from the weights."""
+    """Infer the model settings from the weights; the context is golf's default."""
     try:
         vocab_size, width = weights[EMBEDDING].shape
         (heads,) = weights["blocks.0.attn.q_gain"].shape

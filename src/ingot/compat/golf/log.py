@@ -19,7 +19,7 @@ RULE = "=" * 100
 
 
 class RunLog:
-    """Prints lines and appends them to the log and to a file in the run folder, which holds only the lines of this run.
+    """A log that prints lines and appends them to logs/RUN_ID.txt and to a file in the run folder that holds only this run.
 
     Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
@@ -56,7 +56,7 @@ class RunLog:
             print("\n".join([str(self._path), *lines]), flush=True)
 
     def write(self, folder: Path | None = None) -> None:
-        """Open the log and, if a run folder is given, a copy of the log in that folder; write all lines logged so far to both."""
+        """Open the log and, if a run folder is given, a second log in it; write all lines logged so far."""
         if self._path is None:
             return
         with writing(self._path):
@@ -72,7 +72,7 @@ class RunLog:
 
 
 def torch_sources() -> list[str]:
-    """Return the source code of the model and the optimizer."""
+    """Return the source code of each module that defines the model, the loss or the optimizer."""
     from ingot.model import golf, layers, loss
     from ingot.optim import groups, muon, schedules
 

@@ -83,7 +83,7 @@ class Script(Reporter):
         return translate(self.values, self.ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def sources(self) -> tuple[list[str], list[str]]:
-        """Return the start of the log: the source code of the model and the optimizer, and the library and GPU versions."""
+        """Return two parts of the log's head: the source code of model and optimizer, and the library and GPU versions."""
         sources = [*torch_sources(), *([custom_model_source(file)] if (file := self.values["MODEL_FILE"]) else [])]
         try:
             gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
@@ -157,7 +157,7 @@ class Script(Reporter):
         self.step_line(report, f"train_loss:{report.loss:.4f}")
 
     def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:
-        """Log a step or an evaluation."""
+        """Log an evaluation, or a step if it is one of the first 10 or due by TRAIN_LOG_EVERY."""
         every, of = self.values["TRAIN_LOG_EVERY"], self.values["ITERATIONS"]
         always = isinstance(report, EvaluationReport) or report.step <= ALWAYS_LOGGED
         if always or (every > 0 and report.step % every == 0):
@@ -220,7 +220,7 @@ class Script(Reporter):
             self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
 
     def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
-        """Return the quantised file and the sizes to log; `raw` is what the log calls the size before zlib compression."""
+        """Return the quantised, compressed file and the sizes to log; `raw` is what the log calls the size before compression."""
         from ingot.compat.golf.files import quantised
 
         control, keep = self.values["CONTROL_TENSOR_NAME_PATTERNS"], self.values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
@@ -229,7 +229,7 @@ class Script(Reporter):
         return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
 
     def exported(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
-        """Score the model read back from the exported file."""
+        """Score the weights, which were read back from the exported file; return the file's score and facts."""
         loss, bits_per_byte = self.score(trainer)
         return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self.data})
 
@@ -246,7 +246,7 @@ class Script(Reporter):
 
 
 def sdp_backends(chosen: str) -> str:
-    """Format the attention kernels that torch may use, for the log: the selected one on a GPU, or two kernels on a CPU."""
+    """Format for the log which attention kernels torch may use: the chosen one or, if it is not in KERNELS, flash and math."""
     chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())
@@ -266,7 +266,7 @@ def custom_model_source(file: str) -> str:
 
 
 def main(arguments: Sequence[str] = (), carried: str | None = None, script: Script | None = None) -> int:
-    """Run train_gpt.py, or another script of the challenge, and return its exit code; the only argument is --help.
+    """Run a script of the challenge (default: train_gpt.py) and return its exit code; the only valid argument is --help.
 
     `carried` is the source of a custom model embedded in a submission's file.
     """
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] = (), carried: str | None = None, script: Scri
 
 
 def run_script(script: Script, environment: Mapping[str, str]) -> int:
-    """Train, or score the file in EVAL_ONLY_PATH; return 1 if the artifact exceeds its size limit."""
+    """Train, or score the file named by EVAL_ONLY_PATH; return 1 if the artifact and the code exceed the size limit, else 0."""
     script.read(environment)
     values, first = script.values, script.ranks.first
     for warning in look_alikes(environment, script.variables) if first else ():

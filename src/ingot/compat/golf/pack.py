@@ -1,6 +1,6 @@
 """A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
-A claim needs runs with several seeds: it states their mean score, and the p-value of a one-sided t-test against the reference.
+To claim a record, pack several seeds: submission.json then has a p-value (one-sided t-test of the mean against the reference).
 A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
 a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
@@ -66,7 +66,7 @@ class FinishedRun:
 
     @property
     def total_bytes(self) -> int:
-        """Return the size that the limit applies to: artifact plus code."""
+        """Return the size in bytes that the limit applies to: artifact plus code."""
         return len(self.artifact) + len(self.code)
 
     @property
@@ -285,7 +285,7 @@ def packed_code(config: Config) -> bytes:
 
 
 def _changed(config: Config) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ from their defaults: (default, value) by name, as text for environment variables."""
+    """Return the non-default settings of a submission: (default, value) by name, as text for environment variables."""
     texts = {}
     for name, setting in settings(config.model.family).items():
         default, value = (v if isinstance(v, str) else json.dumps(v) for v in (setting.default, value_of(config, setting)))

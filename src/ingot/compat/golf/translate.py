@@ -45,7 +45,7 @@ def accumulation(world_size: int) -> int:
 
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a train_gpt.py run; its error messages name environment variables instead of Ingot's settings."""
+    """Return the config of a train_gpt.py run; error messages name environment variables instead of Ingot's settings."""
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
     tokens = batch // SPANS * SPANS  # the original drops the remainder
     if tokens < unit or tokens % unit:
@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return the sequences per part when the tokens set by variable `name` are split into `parts`; errors quote `divisors`."""
+    """Return how many whole sequences each of `parts` equal parts of `v[name]` tokens holds; `divisors` is shown in errors."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

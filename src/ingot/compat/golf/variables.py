@@ -180,7 +180,7 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
 
 
 def run_folder(logs: Path, run_id: str, first: bool) -> Path:
-    """Return logs/RUN_ID or, on the first rank, the first of logs/RUN_ID, logs/RUN_ID-2, -3, ... without a complete run."""
+    """Return logs/RUN_ID; on the first rank, append -2, -3, ... to the name until the folder holds no completed run."""
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > MAX_RUN_ID_BYTES:
         raise ConfigError(
             f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or exceed {MAX_RUN_ID_BYTES} bytes"

@@ -55,7 +55,7 @@ class KeySection:
 
 @dataclass
 class ModelConfig(KeySection):
-    """The model."""
+    """The size and architecture of the model."""
 
     vocab_size: int | None = key(None, "Embedding rows. Training uses the tokenizer's size, padded to a multiple of 128.", low=1)
     n_embd: int = key(768, "Width of the residual stream.", low=1)
@@ -97,11 +97,11 @@ class ModelConfig(KeySection):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of key and value heads."""
+        """Return the number of key and value heads: n_kv_head if set, else n_head."""
         return self.n_kv_head or self.n_head
 
     def intermediate_dim(self) -> int:
-        """Return the hidden size of the MLP."""
+        """Return the hidden size of the MLP: intermediate_size if set, else its default."""
         gated = -(-(8 * self.n_embd // 3) // 256) * 256
         return self.intermediate_size or (gated if self.mlp_type == "gated" else 4 * self.n_embd)
 
@@ -133,7 +133,7 @@ class CurriculumPhase:
 
 @dataclass
 class DataConfig(KeySection):
-    """The training data."""
+    """The training data and how it is arranged in rows."""
 
     path: str = key("", "Data folder; train/BUCKET and val/BUCKET in it hold .bin/.idx pairs or .jsonl files.", sets="data.path")
     tokenizer: str = key("gpt2", "Name or folder of the tokenizer.", becomes="data.tokenizer")
@@ -183,7 +183,7 @@ class OptimizerConfig(KeySection):
 
 @dataclass
 class TrainingConfig(KeySection):
-    """The run."""
+    """The length of the run, its batches, checkpoints and precision."""
 
     per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
     gradient_accumulation_steps: int = key(
@@ -241,7 +241,7 @@ class GptSimpleConfig:
         self.check()
 
     def check(self) -> None:
-        """Validate the whole config. This is repeated before use, because sections can be modified after their creation."""
+        """Validate the whole config; called on creation and again before use, because sections are mutable."""
         for name in SECTIONS:
             getattr(self, name).check()
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
@@ -251,7 +251,7 @@ class GptSimpleConfig:
 
     @classmethod
     def from_file(cls, path: str | Path) -> GptSimpleConfig:
-        """Read a YAML file, or JSON if the suffix is .json."""
+        """Read the config from a YAML file, or from JSON if the suffix is .json."""
         return read_config(path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ SECTIONS: dict[str, type[KeySection]] = {
 
 @cache
 def all_keys() -> dict[str, Option]:
-    """Return the table of all keys, by dotted path and in order."""
+    """Return the option of every key by dotted path, in the order of the dataclasses."""
     options: dict[str, Option] = {}
     for section, kind in SECTIONS.items():
         for key_field in fields(kind):  # type: ignore[arg-type]

@@ -43,10 +43,10 @@ Keys = Mapping[str, Mapping[str, Any]]  # the values of gpt-simple's keys, by se
 def write_checkpoint(
     target: Path, checkpoint: Checkpoint, keys: Keys, facts: Mapping[str, Any] | None = None, tokenizer: bool = False
 ) -> int:
-    """Write an Ingot checkpoint as a gpt-simple folder, atomically; return its size in bytes.
+    """Write an Ingot checkpoint atomically as a gpt-simple checkpoint folder; return its size in bytes.
 
-    `keys` holds the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. With `tokenizer`, for folders outside a
-    run, the tokenizer is written too; files of a different tokenizer in the folder are an error.
+    `keys` holds the values of gpt-simple's 59 keys; `facts` may hold wandb_run_id and resumed_from for trainer_state.json. With
+    `tokenizer`, the tokenizer is written too, and a different tokenizer in the folder is an error.
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
@@ -147,7 +147,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
 
 
 def keys_of(config: Config) -> dict[str, dict[str, Any]]:
-    """Return gpt-simple's 59 keys for a config; keys without a matching setting keep their defaults."""
+    """Return the values of gpt-simple's 59 keys for an Ingot config; keys without a matching setting keep their defaults."""
     keys = GptSimpleConfig().to_dict()
     for theirs, ours in copied(all_keys()).items():
         (section, name), (our_section, setting) = theirs.split("."), ours.split(".")

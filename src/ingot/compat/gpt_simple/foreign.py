@@ -111,7 +111,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
 
 
 def _progress(saved: Saved) -> Progress:
-    """Return the progress from which to resume; rows are counted from 0 again, over the documents that have not been read."""
+    """Return the progress from which to resume, at row 0 of an epoch that skips the documents already read."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         progress = Progress(saved.step, tokens=int(state.get("tokens_trained", 0)))
@@ -126,7 +126,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return the weights, the AdamW state, the config's `model` section and, if the AdamW state is missing, the reason."""
+    """Return the weights, the AdamW state, the config's `model` section and, if there is no usable AdamW state, the reason."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)
@@ -147,9 +147,9 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 
 
 def read_cursors(path: Path) -> dict[str, dict[int, int]]:
-    """Return the number of rows read from each file, by bucket and file index; empty if the checkpoint has no data position.
+    """Return the number of rows read from each file, by bucket and file index, or {} if the checkpoint has no data position.
 
-    The counts of all ranks are combined, as in the original.
+    As in the original, the largest count of all ranks is used; ALL_ROWS means that the whole file was read.
     """
     rows_read: dict[str, dict[int, int]] = {}
     for file in sorted((path / "dataloader_state").glob("rank_*.pkl")):
@@ -167,7 +167,7 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]]:
 
 
 def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:
-    """Merge more row counts into `total`, keeping the larger count for each file."""
+    """Merge the row counts `more` into `total`, keeping the larger count for each file; ALL_ROWS is larger than any number."""
     for bucket, files in more.items():
         counts = total.setdefault(bucket, {})
         for number, rows in files.items():

@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def init(options: Namespace, say: Say) -> None:
-    """Print or write a config file that contains every key."""
+    """Print a config that contains every key, or write it to the file --output."""
     text = template(options.preset)
     if options.output is None:
         print(text, end="")
@@ -81,7 +81,7 @@ def init(options: Namespace, say: Say) -> None:
 
 
 def tokenize(options: Namespace, say: Say) -> None:
-    """Tokenize a folder of JSON lines to .bin/.idx pairs, one per file, and print counts for each file."""
+    """Tokenize each JSON lines file in a folder to a .bin/.idx pair, and print its counts."""
     from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule
     from ingot.compat.gpt_simple.tokenize_jsonl import tokenize as tokenize_files
     from ingot.compat.gpt_simple.translate import tokenizer_name
@@ -102,7 +102,7 @@ def tokenize(options: Namespace, say: Say) -> None:
 
 
 def generate(options: Namespace, say: Say) -> None:
-    """Complete one prompt or a file of prompts; print one JSON line per completion and nothing else on stdout."""
+    """Complete one prompt or a file of prompts; write a JSON line for each completion to stdout or the file --output."""
     from ingot.api import load
     from ingot.console.completions import generate_records
     from ingot.inference.prompt_files import expand, read_prompts
@@ -116,7 +116,7 @@ def generate(options: Namespace, say: Say) -> None:
 
 
 def batch_generate(options: Namespace, say: Say) -> None:
-    """Complete a file of requests, each of which may name its own model; all requests are checked before a model is loaded."""
+    """Answer a file of requests, each of which may name its own model; check all requests before loading a model."""
     from ingot.api import load
     from ingot.console.completions import write_lines
     from ingot.inference.model import locate_weights
@@ -219,7 +219,7 @@ def _number(form: str, value: Any) -> str:
 
 
 def stop(options: Namespace, say: Say) -> None:
-    """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
+    """Ask the run in a folder to save and stop and, if Ingot trains it, wait for it to end; with --force, kill it."""
     folder = Path(options.output_dir)
     ours, original = read_state(folder), read_dict(folder / RUN_STATE)
     if ours is None and original is None:

@@ -56,7 +56,7 @@ class CausalLMOutput:
 
 
 class SimpleLLM(Llama):
-    """gpt-simple's model: `model(ids)` gives (logits,) or, with `labels`, (loss, logits); if `return_dict`, a CausalLMOutput."""
+    """gpt-simple's model. It returns the loss (given `labels`), logits and cache (if used) as a tuple or CausalLMOutput."""
 
     def __init__(self, config: ModelConfig, gradient_checkpointing: bool = False):
         config.check()
@@ -115,9 +115,9 @@ class SimpleLLM(Llama):
         eos_token_id: int | None = None,
         repetition_penalty: float = 1.0,
     ) -> Tensor:
-        """Return each prompt followed by its completion; stop when every row has ended. Sampling is seeded by torch.manual_seed.
+        """Return `input_ids` with up to `max_new_tokens` tokens appended to each row; stop early when all rows have ended.
 
-        Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
+        A row ends with `eos_token_id` and is then padded with `pad_token_id`, if given. torch.manual_seed seeds the sampling.
         """
         ids = input_ids if input_ids.dim() == 2 else input_ids[None]  # (B, T)
         seed = int(torch.randint(2**31, ()))
@@ -250,7 +250,7 @@ def load_for_inference(
     dtype: str | torch.dtype | None = None,
     tokenizer_path: str | Path | None = None,
 ) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
-    """Load a checkpoint, or a run's newest one; return the model in eval mode, its tokenizer and its ModelConfig."""
+    """Load a checkpoint, or the newest one of a run; return the model in eval mode, its tokenizer and its ModelConfig."""
     if isinstance(dtype, str):
         if dtype.lower() not in DTYPES:
             raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)} or a torch.dtype")
@@ -266,7 +266,7 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """Check that a checkpoint and, if `load_tokenizer`, its tokenizer can be loaded; raise CheckpointError otherwise."""
+    """Check that a checkpoint and, if `load_tokenizer`, its tokenizer can be opened; return its CheckpointInfo."""
     weights, config = _open(path)
     if load_tokenizer:
         find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)

@@ -47,7 +47,7 @@ class WindowRule:
 
 @dataclass
 class FileCounts:
-    """Statistics of one tokenized file, or its error."""
+    """The counts of one tokenized file, or the error that prevented its tokenization."""
 
     file: str
     documents: int = 0

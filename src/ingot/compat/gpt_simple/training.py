@@ -1,8 +1,8 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by Ingot's trainer.
+"""`gpt-simple train` and `gpt-simple validate`, with Ingot's trainer and the original's keys, log lines and files.
 
-In addition to Ingot's files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown
-or final) for each checkpoint that the original would have written. The original can generate and resume from these folders;
-Ingot resumes from its own checkpoints.
+In addition to Ingot's files, a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N,
+checkpoint-N-shutdown or final) for each checkpoint that the original would have written. The original can generate and resume
+from these folders; Ingot resumes from its own checkpoints.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GptSimpleResult:
 
 
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]) -> int:
-    """Train with a config file and command line; return the exit code."""
+    """Train or, if the command line asks for several ranks, start the ranks; return the exit code."""
     from ingot.console.launch import launch
     from ingot.train.start import open_data
 
@@ -89,7 +89,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
-    """Print a report on a run; return 0 if there is nothing to fix, 2 for warnings, 1 if the run cannot start."""
+    """Check a run and print a report; return 1 if the run cannot start, 2 for warnings (1 with --strict), else 0."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
@@ -165,10 +165,10 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 
 
 def refuse_live_original(folder: Path) -> None:
-    """Raise an error if the original gpt-simple is training in the folder: the two would delete each other's checkpoints.
+    """Raise RunError if the original gpt-simple trains in the folder: it and Ingot would delete each other's checkpoints.
 
-    The state file does not name the host, so while the file is fresh, a process that does not exist on this host may be alive
-    on another. Ingot's runs write the file too but are protected by Ingot's lock, so they can resume immediately after a kill.
+    The state file does not name the host, so a recent one counts as a running process even if there is no such process here.
+    State files written by Ingot are ignored, because Ingot's lock protects its runs.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
@@ -380,7 +380,7 @@ class GptSimpleReporter(Reporter):
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
     def _pass_on_flag(self) -> None:
-        """Convert gpt-simple's flag file to Ingot's stop request; the flag file is removed when the run ends."""
+        """Ask the run to stop if gpt-simple's stop flag exists; `end` removes the flag."""
         if (self._folder / STOP_FLAG).is_file():
             with suppress(CheckpointError):  # the write failed; the next step tries again
                 RunFolder(self._folder).ask_to_stop()

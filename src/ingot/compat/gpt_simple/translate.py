@@ -110,7 +110,7 @@ def kept_tokens(config: GptSimpleConfig) -> int | None:
 
 
 def resume_path(config: GptSimpleConfig) -> Path | None:
-    """Return the checkpoint that training.resume names, a path in the working directory or output_dir; None if it names none."""
+    """Return the path of the checkpoint or run named by training.resume, or None for auto and scratch."""
     name = config.training.resume
     if name in ("auto", "scratch"):
         return None
@@ -121,7 +121,7 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
 
 
 def resume_setting(config: GptSimpleConfig) -> str:
-    """Return the value of Ingot's training.resume; a checkpoint of the original is converted into output_dir before training."""
+    """Return the value of Ingot's training.resume: auto, never or a path."""
     return str(resume_path(config) or {"scratch": "never"}.get(config.training.resume, config.training.resume))
 
 
@@ -147,7 +147,7 @@ def cosine_steps(config: GptSimpleConfig) -> int:
 
 
 def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size: int = 1, kept: int | None = None) -> None:
-    """Report valid but probably unintended settings, and a batch size other than the `kept` tokens per step of a resumed run."""
+    """Report settings that are valid but probably unintended; `kept` is the tokens per step of the run being resumed, if any."""
     t, steps, length = config.training, config.training.max_steps, config.data.max_length
     unseen = {"logging_steps": "no step is logged", "eval_steps": "nothing is evaluated"}
     for name, what in {**unseen, "save_steps": "nothing is saved before the end"}.items():

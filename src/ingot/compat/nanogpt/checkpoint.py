@@ -1,7 +1,7 @@
 """Read and write nanoGPT's ckpt.pt, to exchange models with nanoGPT and its tools; find the state from which train.py starts.
 
-An exact resume never relies on ckpt.pt: the file's extra key `ingot` names Ingot's checkpoint of the same state. A ckpt.pt is
-only loaded with weights_only=True, so it cannot execute code.
+A ckpt.pt lacks what an exact resume needs, so its extra key `ingot` names Ingot's checkpoint of the same state. A ckpt.pt is
+always loaded with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ NO_LOSS_YET = 1e9  # nanoGPT's best_val_loss before the first evaluation
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and its training state, in Ingot's terms: new, or read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
+    """A model and its training state: a new one, or one read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
 
     path: Path
     settings: dict[str, Any]  # the `model` section of the config
@@ -88,8 +88,7 @@ class Ckpt:
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Write an Ingot checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
-    `best_val_loss` is the validation loss of the last evaluation, as in nanoGPT, which writes the file only if that loss is the
-    best so far or, with always_save_checkpoint, after every evaluation, and sets best_val_loss each time.
+    As in nanoGPT, the file's `best_val_loss` is the validation loss of the last evaluation before the file was written.
     """
     progress = checkpoint.progress
     if progress["config"]["model"]["family"] != "gpt2":
@@ -174,7 +173,7 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Convert nanoGPT's model_args to the config's `model` section; check them against the tensor shapes first."""
+    """Convert nanoGPT's model_args to the config's `model` section; raise CheckpointError if they do not match the weights."""
     settings: dict[str, Any] = {
         "family": "gpt2",
         "layers": args.get("n_layer"),
@@ -208,12 +207,12 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
-    """Return the tensors in the model's parameter order, which the optimizer state follows; check names and shapes."""
+    """Check the tensors' names and shapes; return the tensors in the model's parameter order, as the optimizer state needs."""
     return {weight.name: weight for _, weight in check_fits(meta_model(settings), weights, where)}
 
 
 def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
-    """Infer model settings from the weights' shapes."""
+    """Return the model settings that the weights imply: vocab_size, width, context and bias."""
     (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
     return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
 
@@ -262,7 +261,7 @@ def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` or, without a name, the ckpt.pt's, else its dataset's, else (if it fits) GPT-2's."""
+    """Return the tokenizer `name`, else the ckpt.pt's own, else its dataset's, else GPT-2's; raise DataError if none fits."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None
@@ -289,7 +288,7 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
 
 
 def keys_of(config: Config) -> dict[str, Any]:
-    """Return the values of train.py's 33 keys that match a config; keys without a matching setting keep their defaults."""
+    """Translate a config to train.py's 33 keys; keys without a matching setting get their defaults."""
     c, t, o = config, config.training, config.optimizer
     keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
     for name, path in copied(TRAIN).items():
@@ -320,7 +319,7 @@ OWNER = "openai-community"  # owner of GPT-2 on the Hugging Face hub; older cach
 
 
 def read_pretrained(name: str) -> Ckpt:
-    """Read GPT-2's weights, given a name such as gpt2-medium or a local folder; these models use the tanh GELU."""
+    """Read GPT-2's weights from a local folder or, given a name such as gpt2-medium, from the Hub's cache or the Hub."""
     folder = user_path(name)
     if not (folder / CONFIG).is_file():
         if name not in SIZES:
@@ -373,7 +372,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
 
 
 def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
-    """Return the newest Ingot checkpoint in a folder or, if the ckpt.pt there was copied from another run, the ckpt.pt."""
+    """Return the newest Ingot checkpoint in a folder, or its ckpt.pt if none of the folder's checkpoints has the same weights."""
     path, newest = out / CKPT, None
     if saved_steps(out / "checkpoints"):
         newest = newest_valid(out / "checkpoints", warn, read_only)
@@ -447,7 +446,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
 
 
 def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
-    """Open the dataset; raise ConfigError, with nanoGPT's key names, if the model's vocabulary is smaller than the dataset's."""
+    """Open the dataset; raise an error if its vocabulary is larger than the model's or if it has no validation data."""
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     tokens, rows = dataset.tokenizer.vocab_size, config.model.vocab_size or 0
     if tokens > rows:

@@ -159,7 +159,7 @@ def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] 
 
 
 def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Arguments:
-    """Parse a command line into values; `say` prints each override, as nanoGPT does."""
+    """Read presets and `--key=value` words in order; `say` prints each override, as nanoGPT does."""
     keys = PROGRAMS[program][1]
     values, set_keys = defaults(keys), set[str]()
     for word in words:
@@ -192,7 +192,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
 
 
 def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Execute a preset and return the keys it sets. The preset can read all values set so far, and the module `time`."""
+    """Execute a preset and return the values it sets, by key. The preset can read the values set so far and the module `time`."""
     if not path.exists():
         raise ConfigError(f"there is no preset {path}; give a file such as config/train_gpt2.py, or keys as --key=value")
     with readable(path, ConfigError):
@@ -228,7 +228,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
 def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:
     """Return the validated value of every key, with device-dependent defaults filled in.
 
-    block_size is None if it was not set and a model is loaded: the loaded model's block_size applies.
+    If block_size was not set and a model is loaded, block_size is None, because the model's own block_size applies.
     """
     v = dict(arguments.values)
     if not v["out_dir"]:

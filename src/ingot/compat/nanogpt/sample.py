@@ -23,7 +23,7 @@ FILE = "FILE:"
 
 
 def sample(arguments: Arguments) -> None:
-    """Generate text with the settings in `arguments`."""
+    """Generate completions of the prompt and print them."""
     from ingot.backends.sampling import Sampling
     from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
@@ -82,7 +82,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def decode_ids(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
-    """Decode tokens to text; GPT-2's <|endoftext|> is kept, as in nanoGPT."""
+    """Decode tokens to text, keeping GPT-2's <|endoftext|> as nanoGPT does; `at_start` is True if no text precedes the tokens."""
     from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
     ends = [place for place, i in enumerate(ids) if tokenizer.kind == "gpt2" and i == tokenizer.bos]

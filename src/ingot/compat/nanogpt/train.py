@@ -130,7 +130,7 @@ def evaluate(values: dict[str, Any]) -> None:
 class NanoGPTReporter(Reporter):
     """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `ideal_seconds` is the time of an iteration at the device's peak FLOP/s. The MFU is -100% at first, then a moving average.
+    `ideal_seconds` is the time of an iteration at the ranks' peak FLOP/s. As in nanoGPT, the MFU is printed as -100% at first.
     """
 
     def __init__(self, values: Mapping[str, Any], config: Config, ideal_seconds: float) -> None:

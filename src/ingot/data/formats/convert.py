@@ -135,7 +135,7 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the tokenizer of the source, or the one called `name` after checking that it produced the tokens of the source."""
+    """Return the source's own tokenizer, else the one called `name` after checking it against the source's tokens, else None."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} already names its tokenizer, {own.kind}; leave out --tokenizer {name}")
@@ -189,7 +189,7 @@ def _writer(
 class StreamWriter:
     """Writes documents into files of at most `limit` tokens; a document may continue in the next file.
 
-    `state` counts documents and tokens; separators and repeated tokens count as tokens.
+    `state` counts documents and tokens, including separators.
     """
 
     def __init__(self, limit: int, open_file: Callable[[int], TokenWriter]) -> None:

@@ -1,9 +1,9 @@
 """gpt-simple's data: train/BUCKET and val/BUCKET with pairs of .bin (tokens) and .idx (window offsets).
 
 A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx
-records the overlap. Reading merges the windows into one document in which every token occurs once. The recorded overlap is too
-large if windows overlap by more than half, and a document may be followed by windows that only repeat its end, so repeated
-tokens are compared with the previous window before they are dropped.
+records the overlap. Reading merges the windows into whole documents without repeated tokens. The recorded overlap is not always
+right: it is too large if windows overlap by more than half. Repeated tokens are therefore dropped only after a comparison with
+the previous window.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AGAIN = "copy the files again or tokenize the text again"
 
 
 def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
-    """Open a folder with train/ and val/, one bucket, or one .bin with its .idx.
+    """Open gpt-simple data: a folder with train/ and val/, the folder of a single bucket, or one .bin with its .idx.
 
     With `strict` the first damaged pair raises an error; otherwise damaged pairs are skipped and listed in `Dataset.problems`.
     """
@@ -58,7 +58,7 @@ def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
-    """Return the .bin files of each split, sorted by path; a folder without train/ and val/ counts as one bucket of train."""
+    """Return each split's .bin files, sorted by path; a folder without train/ and val/, or a single file, belongs to train."""
     if not path.is_dir():
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".idx").is_file() else []}
     folders = {split: path / split for split in SPLITS if (path / split).is_dir()}
@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, the window starts followed by the end of the last window, and the windows' overlaps."""
+    """Read an .idx: return the bytes per token, the window starts and the end of the last window, and the overlaps in tokens."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -106,7 +106,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS tokens. In a file with EOS tokens, a window without one continues in the next."""
+        """Yield whole documents without EOS tokens. If the file ends with EOS, a window without EOS continues in the next."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -130,7 +130,7 @@ class Pair:
 
 
 class WindowSplit(Split):
-    """A split whose documents are the windows of its .bin/.idx pairs; subfolders of train/ and val/ are buckets."""
+    """A split of gpt-simple data, indexed by window; only `bucket_documents` merges the windows of a document."""
 
     def __init__(self, name: str, folder: Path, paths: list[Path], pairs: Mapping[Path, Pair]) -> None:
         self._pairs = pairs
@@ -174,9 +174,9 @@ def check_windows(max_length: int, overlap: int) -> None:
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, overlap in tokens) for each window of a document; `length` includes the EOS token.
+    """Yield the start, end and overlap, in tokens, of each window of a document; `length` includes the EOS token.
 
-    The last window ends with the document, so no window consists of repeated tokens only.
+    Every window contains at least one token that is not in an earlier window.
     """
     start = repeats = 0
     while start + repeats < length:
@@ -197,7 +197,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many tokens of a window repeat the end of `last`, the previous window (all if it adds none); None: mismatch."""
+    """Return how many leading tokens of a window repeat the end of `last`, the previous window; None if they do not match it."""
     if last is None:
         return None
 

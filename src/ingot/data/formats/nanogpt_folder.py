@@ -1,6 +1,6 @@
 """nanoGPT's data folder: train.bin and val.bin (uint16, no header) and, for character data, a meta.pkl.
 
-The files have no document index: GPT-2 data has <|endoftext|> after each document, character data has no separator at all.
+The files have no document index. GPT-2 data has <|endoftext|> after each document; character data has no separators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES = {"train": "train.bin", "val": "val.bin"}
 
 
 def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
-    """Open a folder with train.bin and optionally val.bin, or one such file; only the file size can be validated."""
+    """Open a folder with train.bin, val.bin or both, or one such file. The only check is that file sizes are even."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         files = {split: path / name for split, name in FILES.items() if (path / name).is_file()}
@@ -42,7 +42,7 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that accepts only built-in types: a pickle without classes and functions cannot run code."""
+    """An unpickler that refuses all classes and functions, so that loading an untrusted pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a vocabulary")
@@ -63,7 +63,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def char_tokenizer(path: Path) -> CharTokenizer | None:
-    """Return the tokenizer of a meta.pkl that lists single characters in nanoGPT's order; None for any other meta.pkl."""
+    """Return the tokenizer of a meta.pkl that lists single characters in sorted order, as nanoGPT does; None for any other."""
     meta = read_meta(path)
     stoi, itos = meta.get("stoi"), meta.get("itos")
     if not isinstance(stoi, dict) or not isinstance(itos, dict):
@@ -78,7 +78,7 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 
 
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
-    """Open the tokenizer of a nanoGPT folder: the one in its meta.pkl, otherwise the one called `name`, otherwise GPT-2's."""
+    """Open a nanoGPT folder's tokenizer: the characters in meta.pkl, else `name`; without a meta.pkl, the default is GPT-2's."""
     path = folder / META
     if name == "number":
         if not path.is_file():
@@ -100,7 +100,7 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
 
 
 def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
-    """Raise an error if the tokenizer's vocabulary size differs from the size in the folder's meta.pkl, if there is one."""
+    """Raise an error if the folder has a meta.pkl whose vocab_size differs from the tokenizer's vocabulary size."""
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
         problem = f"{path} has vocab_size {size:,} but the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"

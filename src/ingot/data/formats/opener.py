@@ -1,8 +1,8 @@
 """Open token data of any format: detect the format of a folder, and check that the named tokenizer produced its tokens.
 
 Data of every format is opened as a `Dataset`. An unrecognised format is an error: files are never assumed to be token data. Most
-other programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so samples of every file are decoded and
-re-encoded, which must give the same tokens.
+other programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so the tokenizer is checked by decoding and
+re-encoding samples of every file.
 """
 
 from __future__ import annotations

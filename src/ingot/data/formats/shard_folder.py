@@ -50,12 +50,12 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 
 
 def shard_files(folder: Path, split: str) -> list[Path]:
-    """Return a split's shards, which are named *_SPLIT_*.bin, sorted by name; files of byte counts are excluded."""
+    """Return a split's shards (*_SPLIT_*.bin), sorted by name, without the *_bytes_* files, which contain byte counts."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
 def parse_manifest(content: bytes, where: str) -> Record:
-    """Parse the contents of a manifest.json."""
+    """Parse the contents of a manifest.json; `where` names the file in error messages."""
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def parse_manifest(content: bytes, where: str) -> Record:
 
 
 class ManifestEntry(NamedTuple):
-    """The entry of a folder of shards in a manifest.json, and the kind and file of its tokenizer ("" if there is no file)."""
+    """The entry of a shard folder in the manifest.json at `where`, and the kind and file ("" if none) of its tokenizer."""
 
     where: Path
     stats: Record
@@ -89,7 +89,7 @@ def read_listing(dataset: Path) -> ManifestEntry | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest records for a shard folder, `byte` or a file's path; None if it records neither."""
+    """Return the tokenizer that the manifest records for a shard folder: `byte` or the path of an existing file, else None."""
     if (listing := read_listing(dataset)) is None:
         return None
     path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder
@@ -97,6 +97,6 @@ def paired_tokenizer(dataset: Path) -> str | None:
 
 
 def entries_of(manifest: Record, kind: str) -> list[Record]:
-    """Return the manifest's list of datasets or tokenizers, skipping entries that are not JSON objects."""
+    """Return the manifest's list `kind` ("datasets" or "tokenizers"), skipping entries that are not JSON objects."""
     entries = manifest.get(kind)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

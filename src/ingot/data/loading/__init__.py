@@ -1,1 +1,1 @@
-"""From tokens to batches: row order, document packing and prefetching."""
+"""From tokens to batches: open the data, pack documents into rows, and read rows in a reproducible order."""

@@ -67,7 +67,7 @@ def text_bytes(path: str) -> int | None:
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """Return the folder that `path` names; for sample:NAME+TOKENIZER, `tokenizer` takes precedence over TOKENIZER."""
+    """Return the file or folder that `path` names, preparing samples; `tokenizer` replaces TOKENIZER in sample:NAME+TOKENIZER."""
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return sample_path(name, tokenizer or own or "byte")

@@ -2,8 +2,8 @@
 
 Documents are reshuffled every epoch and packed into rows one block at a time by best fit: the longest first, each into the
 fullest row that still has room. The rows of a block are then shuffled, because in packing order a batch would hold documents of
-similar length. A document longer than a row is split. Every token is predicted once per epoch, and the target of a token is
-always its successor in its own document, whichever document follows in the row.
+similar length. A document longer than a row is split. No token is predicted twice in an epoch, and the target of a token never
+depends on which document follows in the row.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PackedRows(ByNumber):
             line[2, at:] = number  # padding counts as a document of its own, so it attends only to itself
 
     def _count(self, part: DocumentPart) -> int:
-        """Return the number of targets in a part; every EOS token inside it reduces the count by one."""
+        """Return the number of targets in a part; there is no target after an EOS token."""
         if self._split.eos is None:
             return max(0, part.length - part.predicted - (part.ends and self._bos is None))
         inner = self._split.read(part.start + part.predicted, part.start + part.length) == self._eos
@@ -150,7 +150,7 @@ class PackedRows(ByNumber):
         return permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
 
     def _parts(self, epoch: int, block: int) -> tuple[NDArray[Any], ...]:
-        """Return the parts of a block's documents, in document order, as one array per field of DocumentPart."""
+        """Return the parts of a block's documents that have targets, as one array per field of DocumentPart."""
         at = block % DRAWN * BLOCK
         documents = self._documents_of(epoch, block // DRAWN)[at : at + BLOCK]
         if epoch == 0 and self._already_read is not None:
@@ -186,7 +186,7 @@ def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign lengths to rows by best fit: the longest first, each to the fullest row with room; return the indices per row."""
+    """Pack lengths into rows of `capacity` by best fit, the longest first; return the indices of the lengths in each row."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free positions, row) for each row that is not full, sorted
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -214,9 +214,9 @@ PART = 1 << 20  # documents drawn at a time
 class RedrawnRows(ByNumber):
     """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
 
-    The documents form a ring: a row may begin inside the document in which another row ends, and the target of the ring's last
-    token is its first token. The last row of an epoch is padded with positions without targets. Tokens that a document repeats
-    from the previous document are skipped.
+    Each epoch joins the documents into a ring, in which the first token follows the last, and cuts the ring into rows at a random
+    offset. The last row of the ring is padded with positions without targets. Tokens that a document repeats from the previous
+    document are skipped.
     """
 
     def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
@@ -277,7 +277,7 @@ class RedrawnRows(ByNumber):
             at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:
-        """Return the ring positions at which the documents end, in the epoch's order, and at which the first row begins."""
+        """Return the end of each document in the ring, in the epoch's order, and the position at which the first row begins."""
         ends = np.empty(self._documents, np.int64)
         for first in range(0, self._documents, PART):
             places = np.arange(first, min(first + PART, self._documents))

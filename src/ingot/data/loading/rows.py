@@ -82,7 +82,7 @@ class MixedRows:
         return samples.start + len(drawn), {**self.places, **places}  # a bucket outside the mix keeps its position
 
     def epoch(self, sample: int) -> int:
-        """Return the number of complete passes over every bucket of the mix."""
+        """Return how many times every bucket of the mix has been read completely, according to `places`; `sample` is not used."""
         weights = self.mixes[self.phase]
         return min(source.epoch(self.places.get(name, 0)) for name, source in self.sources.items() if weights.get(name))
 
@@ -141,7 +141,7 @@ Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already 
 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
-    """Write to a JSON file which documents of each bucket have already been read."""
+    """Write the masks of the documents already read from each bucket to a JSON file."""
     buckets = {}
     for name, mask in masks.items():
         read = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
@@ -150,7 +150,7 @@ def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
 
 
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
-    """Return a mask of the documents already read from each bucket, from a file written by `write_already_read`."""
+    """Read a file written by `write_already_read`, and return a mask of the documents already read for each training bucket."""
     setting, masks = Setting("data.already_read", path), {}
     try:
         record = read_json(user_path(path))
@@ -184,12 +184,12 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """Return a copy for a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
+        """Return the rows of a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the number of the sample after `samples`, and how many rows of each bucket have been read by then ({}: no mix).
+        """Return the sample number after `samples`, and how many rows of each bucket have been read by then ({} without a mix).
 
-        At the end of the data fewer samples than requested may be available.
+        At the end of the data, only those samples count that are still available.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
@@ -206,7 +206,7 @@ class FiniteRows(Rows, Protocol):
     """Rows that know how many samples are available in a given number of epochs."""
 
     def available(self, samples: range, epochs: int) -> int:
-        """Return how many of the samples, counted from the first, are within `epochs` epochs."""
+        """Return how many of `samples` are within the first `epochs` epochs."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class WindowRows(ByNumber):
 
 
 def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.int32]:
-    """Return the document number of each token within a window; the stream wraps around at its end."""
+    """Number the documents within a window and return each token's document number; the stream wraps around at its end."""
     starts = split.document_starts()
     numbers = np.zeros(length, np.int32)
     done = 0

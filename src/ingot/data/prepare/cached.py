@@ -50,7 +50,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
 
 
 def sample_bytes(name: str) -> int:
-    """Return the size of a bundled sample in bytes, including the text that is held out for validation."""
+    """Return the size in bytes of a bundled sample as uncompressed JSON lines, including the text held out for validation."""
     return len(lzma.decompress(_packed(name)))
 
 
@@ -61,7 +61,7 @@ def _packed(name: str) -> bytes:
 
 
 def _prepared_once(folder: Path, write: Callable[[], object]) -> Path:
-    """Return a cache folder, writing it if necessary; if several processes call this, one writes and the others wait."""
+    """Return `folder`, after calling `write` if it holds no sound data; of several processes, one writes and the others wait."""
     if is_sound(folder):
         return folder
     lock_folder = folder.with_name(f".{folder.name}.lock")
@@ -88,7 +88,7 @@ def is_sound(folder: Path) -> bool:
 
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
-    """Return the folder prepared from a JSON lines or .txt file or from buckets of JSON lines, preparing it if necessary."""
+    """Return the cache folder prepared from `buckets` or, without buckets, from the file `path`; prepare it if necessary."""
     files = [file for of_split in buckets.values() for of_bucket in of_split.values() for file in of_bucket] or [path]
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")

@@ -74,14 +74,14 @@ def first_documents(count: int) -> Rule:
 
 
 def spread_documents(fraction: float) -> Rule:
-    """Return a rule that holds out a fraction of the documents, evenly spaced: those where ceil(index * fraction) increases."""
+    """Return a rule that holds out a fraction of the documents for validation, evenly spaced and beginning with the first."""
     part = Fraction(str(fraction))  # exact, so that 0.1 means every tenth document, however many documents there are
     above, below = part.numerator, part.denominator
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
 
 def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
-    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
+    """Yield the start of every document for train and the last `fraction` of its characters for val, rounded as nanoGPT does."""
     for text in texts:
         cut = int(len(text) * (1 - fraction))
         if cut or not text:
@@ -92,7 +92,7 @@ def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`."""
+    """The folder that `prepare` wrote, its tokenizer and counts, and the time taken."""
 
     folder: Path
     tokenizer: str
@@ -294,10 +294,10 @@ def fill_folder(
     prefix: str = "",
     tell: Callable[[range], None] = lambda documents: None,
 ) -> tuple[Manifest, Point, int]:
-    """Write the files of a prepared folder, or finish them after an interruption; file names begin with `prefix`.
+    """Write a prepared folder, or finish it after an interruption; the names of shards and indexes begin with `prefix`.
 
-    `tell` is called after each block with the indices of the block's documents. Return the manifest, the final state of the work,
-    and the number of documents kept from an interrupted run.
+    `tell` is called after each block with the indices of the block's documents. Return the manifest, the final numbers of blocks,
+    documents and empty texts, and the number of documents kept from an interrupted run.
     """
     begin = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():

@@ -44,7 +44,7 @@ class _Record(BaseModel):
 
 
 class ShardRecord(_Record):
-    """One shard; `documents` counts the documents that begin in the shard, `bytes` is the size of the shard's decoded text."""
+    """One shard; `documents` counts the documents that begin in it, and `bytes` is the size of its part of the original text."""
 
     file: FileName
     tokens: Count
@@ -230,7 +230,7 @@ class Bucket:
         self._starts: NDArray[np.uint64] | None = None
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Copy tokens start..stop of the bucket."""
+        """Return a copy of the bucket's tokens[start:stop], in `out` if it is given."""
         return self._split.read(self._first_token + start, self._first_token + stop, out)
 
     def document_starts(self) -> NDArray[np.uint64]:
@@ -344,10 +344,10 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that is equal for datasets with the same tokenizer, tokens and documents.
+        """A hash of the tokenizer, the shards and the counts in dataset.json.
 
-        For other programs' data, it covers the name, the size, and the first and last bytes of every file: enough to detect a
-        change, and fast even for a hundred files.
+        For other programs' data, it covers the tokenizer and the name, size, first and last bytes of every file, so that it is
+        fast even for a hundred files.
         """
         if self.record is not None:
             return self.record.fingerprint
@@ -386,14 +386,14 @@ def _checksum_of_ends(path: Path) -> str:
 
 
 def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "byte") -> str:
-    """Return the command that prepares a text file."""
+    """Return the `ingot data prepare` command for a text file or folder."""
     source, tokenizer, output = (shlex.quote(str(word)) for word in (source, tokenizer, output))
     return f"ingot data prepare --input {source} --tokenizer {tokenizer} --output {output}"
 
 
 @dataclass
 class SplitCounts:
-    """Counts of a split (None: unknown). `bytes` is the size of the original text, `piece_bytes` that of the decoded tokens."""
+    """Counts of a split or bucket, None if unknown; `bytes` measures the original text, `piece_bytes` the decoded tokens."""
 
     documents: int | None
     tokens: int

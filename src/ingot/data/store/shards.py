@@ -71,7 +71,7 @@ class TokenWriter:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, tokens: NDArray[Any]) -> None:
-        """Append tokens."""
+        """Append tokens in the dtype of the file; raise DataError if an id does not fit."""
         if tokens.dtype.itemsize > self._dtype.itemsize and (largest := int(tokens.max(initial=0))) >= NARROW:
             raise DataError(f"token {largest:,} does not fit the 16-bit ids of {self.path.name}; choose a format with 32-bit ids")
         self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
@@ -83,7 +83,7 @@ class TokenWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Complete the file, flush it to disk and close it."""
+        """Write the header if the file has one, flush the file to disk and close it."""
         if self._header:
             version = VERSION if self._dtype.itemsize == TOKEN_BYTES else WIDE_VERSION
             header = np.zeros(HEADER_INTS, "<i4")
@@ -179,7 +179,7 @@ class TokenStream:
         return tokens
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Copy tokens start..stop, into `out` (of any integer dtype) if it is given."""
+        """Return a copy of tokens[start:stop], in `out` (of any integer dtype) if it is given."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens {start} to {stop} are out of range for a stream of {self.tokens} tokens")
         out, filled = np.empty(stop - start, self.dtype) if out is None else out[: stop - start], 0
@@ -189,7 +189,7 @@ class TokenStream:
         return out
 
     def slice(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Return tokens start..stop as consecutive views of the files."""
+        """Return tokens[start:stop] as consecutive arrays: views of the files, or copies if the dtype must be narrowed."""
         return [part.astype(self.dtype, copy=False) for part in self._parts(start, stop) if len(part)]
 
     def _parts(self, start: int, stop: int) -> Iterator[NDArray[Any]]:

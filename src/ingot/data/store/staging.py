@@ -1,7 +1,7 @@
 """Staging: token data is written to a hidden folder that replaces the output atomically.
 
-The writing process locks the folder. If a killed process left a folder, the next process resumes from it if the journal describes
-the same work, and empties it otherwise. The journal is JSON lines: a description of the work, then the points to resume from. An
+The writing process locks the folder. Work in a folder left by a killed process is resumed if its journal describes the same work;
+otherwise the folder is emptied. The journal is JSON lines: a description of the work, then the points to resume from. An
 existing output is overwritten only if it contains nothing but token data: any other file may be the only copy of a text.
 """
 
@@ -61,7 +61,7 @@ def staged(
 ) -> Iterator[StagedFolder]:
     """Yield a locked folder next to `output` that is renamed to `output` when the `with` block succeeds.
 
-    On failure the folder is removed, unless the same `work` can be resumed later (if `work` is None, it never can).
+    On failure the folder is removed, unless it has a resume point for `work` and the failure is not a user error.
     `is_sound` checks that the files of a folder match a resume point in its journal.
     """
     target = output.resolve()
@@ -113,7 +113,7 @@ def staged(
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Raise an error if the output exists, unless it is token data and may be overwritten."""
+    """Raise an error unless the output is missing, an empty folder or, with `overwrite`, a folder of nothing but token data."""
     with reading(output):
         if not os.path.lexists(output):
             return
@@ -132,7 +132,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
-    """Return the last resume point of a killed process that did the same work; if there is none, empty the folder."""
+    """Return the last resume point that a killed process left for the same work; if there is none, empty the folder."""
     why = "this command cannot resume from them"
     try:
         links = any(path.is_symlink() for path in folder.rglob("*"))  # never write through symlinks
@@ -167,7 +167,7 @@ def writing(path: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
-    """Create a folder and lock it, waiting for any process that holds the lock; yield False if the folder is read-only."""
+    """Create a folder and wait for its lock; yield False if the folder cannot be locked, for example because it is read-only."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder, LOCK) as lock:

@@ -54,7 +54,7 @@ class SavedSplit(BaseModel):
         return sizes | {f"{name}.index": INDEX_BYTES * self.documents}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts that the records of splits and buckets contain."""
+        """Return the numbers of documents, tokens, bytes and piece bytes, as in the records of splits and buckets."""
         return {count: getattr(self, count) for count in COUNTS}
 
 
@@ -81,7 +81,7 @@ def is_sound(folder: Path, saved: Any) -> bool:
 
 
 def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
-    """Write dataset.json."""
+    """Write dataset.json and return its contents."""
     version: Literal[1, 2] = 2 if tokenizer.vocab_size > NARROW else 1
     told = TokenizerRecord.of(tokenizer)
     manifest = Manifest(version=version, tokenizer=told, splits=splits, created_by=made_by(), source=source)
@@ -107,7 +107,7 @@ class SplitWriter:
         self._index.seek(0, os.SEEK_END)
 
     def begin_bucket(self, name: str) -> None:
-        """Start a bucket: all following documents belong to it."""
+        """Assign the following documents to the bucket `name`, which starts here unless it is already the current bucket."""
         if not self.state.buckets or self.state.buckets[-1].name != name:
             self.state.buckets.append(BucketRecord(name=name, **self.state.counts()))
 
@@ -168,9 +168,9 @@ class SplitWriter:
         )
 
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
-        """Add a document that may span several shards; return its token and byte counts.
+        """Write the tokens of a document, which may span several shards; return its token and byte counts.
 
-        `left` is the size of the text in bytes, for a document in one part; if it is None, bytes are counted from the tokens.
+        `left` is the size in bytes of the text of a one-part document; if it is None, bytes are counted from the tokens.
         """
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:

@@ -1,8 +1,8 @@
 """Find text files, decompress them, and read their documents one at a time: text, JSON, CSV tables or parquet.
 
 Text is read unchanged: newlines are not translated and no byte is dropped, because bits per byte are computed for the original
-text. Nothing is skipped silently: anything that is not a document is an error that names the file and the line. The file suffix
-decides how a file is read.
+text. Malformed input is never skipped silently: it raises an error that names the file and, where possible, the line. The suffix
+of a file decides how it is read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 def read_lines(
     stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
 ) -> Iterator[str]:
-    """Yield the text of each line's JSON object; line and byte numbers in errors are those in the file."""
+    """Yield the text of each line's JSON object. `lines_before` and `bytes_before` tell where in the file `stream` begins."""
     for number, line in enumerate(stream, lines_before + 1):
         data = line if bytes_before else line.removeprefix(codecs.BOM_UTF8)
         if data and not data.isspace():
@@ -283,10 +283,10 @@ def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
 
 
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the text files of `inputs` and the files that were ignored; folders are searched recursively, sorted by path.
+    """Return the text files of `inputs`, and the files ignored in folders, which are searched recursively in path order.
 
-    Hidden files, README.md and broken symlinks are ignored; a folder reached through several symlinks is read once. The input
-    hf:ORG/NAME[/CONFIG][:SPLIT] means the parquet files of a dataset on the hub.
+    Files of other types, hidden files, README.md and broken symlinks are ignored; a folder reached through several symlinks is
+    read once. The input hf:ORG/NAME[/CONFIG][:SPLIT] means the parquet files of a dataset on the hub.
     """
     files: list[Path] = []
     ignored: list[Path] = []
@@ -313,7 +313,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def folder_of(path: Path) -> str:
-    """Return the top-level folder of a file's path in its repository, which is often the name of the configuration."""
+    """Return the top-level folder of a cached hub file within its repository; it is often named after a configuration."""
     return CACHED.split(path.as_posix())[-1].partition("/")[0]
 
 

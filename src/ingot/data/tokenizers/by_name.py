@@ -56,7 +56,7 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
-    """Open a tokenizer. `bos` names the BOS token of a tokenizer.json that does not define one; "" means no BOS token."""
+    """Open the tokenizer called `name`. `bos` overrides the BOS token of a tokenizer.json; "" means no BOS token."""
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
@@ -99,7 +99,7 @@ def is_learned(name: str) -> bool:
 def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) -> bool:
     """Return True if a tokenizer was learned as `name`; `recorded_name` is the name it was learned under, if known.
 
-    A text may yield fewer than N tokens, so the vocabulary size is compared only if no name was recorded.
+    Learning bpe:N from a small text can give fewer than N ids, so the recorded name takes precedence over the vocabulary size.
     """
     if name == CHAR:
         return tokenizer.kind == CHAR
@@ -108,7 +108,7 @@ def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) ->
 
 
 def bpe_size(name: str) -> int:
-    """Return N, the size of the vocabulary, from the tokenizer name `bpe:N`."""
+    """Return N from the tokenizer name `bpe:N`; raise ConfigError if it is not a valid vocabulary size."""
     size = name.removeprefix(BPE)
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
         raise ConfigError(f"{name} has no valid number of ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")

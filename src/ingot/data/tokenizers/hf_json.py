@@ -1,8 +1,8 @@
 """Any tokenizer.json, read with the library `tokenizers`.
 
 The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, so their bytes are exact.
-Vocabularies that write a space as U+2581 are read like SentencePiece's, with one byte per space. In other files, an id has the
-bytes that decoding it after a word adds: correct for words and subwords. Special tokens in a text are encoded as plain text.
+Vocabularies that write a space as U+2581 are read like SentencePiece's, with one byte per space. In all others, the bytes of an
+id are those that it adds to the decoded text after a word. Special tokens in a text are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HFTokenizer(FileTokenizer):
 
     @cached_property
     def _table(self) -> WordTable | None:
-        """Return a word cache if this is a byte-level tokenizer that only pre-tokenizes with GPT-2's regex, else None."""
+        """Return a word cache for a byte-level tokenizer whose only preprocessing is GPT-2's regex, else None."""
         config = json.loads(self.contents)
         splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
@@ -98,7 +98,7 @@ class HFTokenizer(FileTokenizer):
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
-    """Build a tokenizer from a tokenizer.json. `bos` names the BOS token; "" means no BOS token, None the one in the file."""
+    """Build a tokenizer from a tokenizer.json. `bos` names the BOS token; "" means no BOS token; if None, it is inferred."""
     tokenizer = _build(contents)
     specials = _specials(tokenizer)
     if bos is None:
@@ -138,7 +138,7 @@ def _build(contents: bytes) -> Any:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """Convert the library's exceptions to DataError; they have no class of their own, and panics are BaseExceptions."""
+    """Convert any exception of the library, including Rust panics, to a DataError that begins with `problem`."""
     try:
         yield
     except DataError:

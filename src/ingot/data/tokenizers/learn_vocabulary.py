@@ -100,9 +100,9 @@ def train_tokenizer(
     mark_capitals: bool = False,
     progress: Progress | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary from text files, or from their first `documents` documents, and write it to one file.
+    """Learn a vocabulary from text files, or from their first `documents` documents, and write it to `output`.
 
-    `mark_capitals`: learn lower-case letters only and encode capitals as marks before them (sentencepiece only).
+    With `mark_capitals` (sentencepiece only), capitals are encoded as marks before lower-case letters.
     """
     if output.suffix != SUFFIXES[kind]:
         raise ConfigError(f"--output {output.name} must end in {SUFFIXES[kind]}, the suffix of {kind} tokenizer files")
@@ -125,7 +125,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """Learn a vocabulary of at most this size and return its file (None if there is no text); `settings` override SETTINGS."""
+    """Learn at most `vocab_size` ids; return the tokenizer file, or None if there is no text. `settings` override SETTINGS."""
     count, errors, settings = 0, list[BaseException](), settings or {}
 
     def portions() -> Iterator[str]:
@@ -187,7 +187,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yield stripped texts and, if none of them contains a space, one that does: otherwise SentencePiece aborts the process."""
+    """Yield texts on which SentencePiece does not abort: long words are split, and at least one text contains a space."""
     spaced, letter = False, ""
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None

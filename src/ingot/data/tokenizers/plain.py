@@ -17,7 +17,7 @@ GOLF_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "byte_offset": 4
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes after four special ids, as in golf's SentencePiece vocabularies: pad 0, bos 1, eos 2, unk 3."""
+    """A tokenizer whose ids are UTF-8 bytes plus 4; ids 0 to 3 are pad, bos, eos and unk, as in golf's vocabularies."""
 
     kind = "byte"
     specials = 4
@@ -51,7 +51,7 @@ def byte_file() -> bytes:
 
 
 def read_byte_file(contents: bytes) -> ByteTokenizer | None:
-    """Return the byte tokenizer if a file is golf's JSON description of it, else None."""
+    """Return the byte tokenizer if `contents` is golf's JSON file for it, else None; raise DataError if the ids differ."""
     try:
         record = json.loads(contents) if PURE_BYTE.encode() in contents else None
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def read_byte_file(contents: bytes) -> ByteTokenizer | None:
 
 
 class CharTokenizer(Tokenizer):
-    """A tokenizer whose ids number the characters of a text in sorted order, as in nanoGPT; there are no special ids."""
+    """A tokenizer with one id for each distinct character, in sorted order, as in nanoGPT; there are no special ids."""
 
     kind = "char"
 

@@ -36,7 +36,7 @@ NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words, and the punctuation that begins words after a letter or digit; None if unproven."""
+    """Return the white space and the punctuation that can begin words, or None if a token might span two words."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # folds: runs of spaces collapse to one space
@@ -95,12 +95,12 @@ UNFINISHED = re.compile(rb"\xee\x80(?:\x80 ?|\x81 ?[a-z]?)\Z")
 
 
 def folded(text: str) -> str:
-    """Collapse runs of white space; SentencePiece itself does so everywhere except before a capital mark."""
+    """Collapse white space and drop control characters; the model itself does not collapse spaces before a capital mark."""
     return SPACES.sub(" ", DROPPED.sub("", text)).strip(" ")
 
 
 class SentencePieceTokenizer(FileTokenizer):
-    """A tokenizer from a SentencePiece .model file."""
+    """A tokenizer read from a SentencePiece .model file; the sentencepiece library does the encoding."""
 
     kind = "sentencepiece"
     lossless = False
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
-    """Return the text of a piece, whether it begins with a space, and its byte count by golf's rule (`marks` do not count)."""
+    """Return an id's text (None if special), whether it begins with a space, and its bytes by golf's rule, without `marks`."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))

@@ -65,7 +65,7 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> IdType:
-        """The dtype of this tokenizer's ids."""
+        """Return the dtype of this tokenizer's ids."""
         return id_type(self.vocab_size)
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Tokenizer(ABC):
         return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[IdArray, NDArray[np.int64]]:
-        """Return the concatenated ids of whole documents, given in UTF-8, and the number of ids of each."""
+        """Encode whole UTF-8 documents, each with `bos` in front; return their concatenated ids and the number of ids of each."""
         encoded = list(self._encode_all(texts))
         counts = np.fromiter(map(len, encoded), np.int64, len(texts))
         bos = np.array([] if self.bos is None else [self.bos], self.dtype)
@@ -109,7 +109,7 @@ class Tokenizer(ABC):
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Return True if a new text starts after these ids; `at_start` says whether a text starts with the first of these ids."""
+        """Return True if the id that follows `ids` starts a text; `at_start` says whether the first of `ids` does."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
@@ -117,7 +117,7 @@ class Tokenizer(ABC):
         return 0
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for tokenizers that encode every text to the same ids."""
+        """Return a hash of the tokenizer; tokenizers with equal hashes encode every text to the same ids."""
         return digest(self.spec())
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
@@ -149,13 +149,13 @@ def utf8(text: str) -> bytes:
 
 
 def check_size(vocab_size: int) -> None:
-    """Raise an error if a vocabulary size is out of range."""
+    """Raise DataError unless a vocabulary has 1 to MAX_VOCABULARY ids."""
     if not 0 < vocab_size <= MAX_VOCABULARY:
         raise DataError(f"the vocabulary has {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
 
 
 def unpack(spec: Mapping[str, Any]) -> bytes:
-    """Return the tokenizer file contained in a spec."""
+    """Unpack the tokenizer file contained in a spec; raise DataError if it is damaged."""
     try:
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * MAX_FILE_BYTES)
         contents = unpacker.decompress(base64.b64decode(spec[PACKED], validate=True), MAX_FILE_BYTES)
@@ -178,14 +178,14 @@ class StreamDecoder:
         self._held: list[int] = []
 
     def push(self, ids: Ids) -> str:
-        """Decode `ids` and return the text that is complete so far."""
+        """Decode the next ids and return the new text that they complete."""
         pending = [*self._held, *map(int, ids)]
         complete = len(pending) - self._tokenizer.unfinished(pending)
         self._held = pending[complete:]
         return self._decoder.decode(self._bytes(pending[:complete]))
 
     def finish(self) -> str:
-        """Return the text that is still buffered, and reset the decoder for another text."""
+        """Return the text that is still buffered, with U+FFFD for an incomplete character, and empty the buffer."""
         rest = self._decoder.decode(self._bytes(self._held), final=True)
         self._held = []
         self._decoder.reset()
@@ -202,7 +202,7 @@ CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the first capitalis
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer with a table of pieces (the bytes of each id); None: a special id, which has no text and starts a document."""
+    """A tokenizer with a table of the bytes of each id, None for special ids; the text after a special id starts a document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
         """Set the piece table; `spaced` is True for pieces that begin with a word's leading space. With `adds_space`, a space is
@@ -255,7 +255,7 @@ class FileTokenizer(PieceTokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character in byte-level vocabularies: printable bytes are unchanged, others start at U+0100."""
+    """Return the byte of each character in byte-level vocabularies; characters from U+0100 on stand for unprintable bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}

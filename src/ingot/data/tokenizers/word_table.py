@@ -90,7 +90,7 @@ class WordTable:
         return encoded
 
     def _encode_portion(self, text: bytes, starts: Numbers) -> tuple[Tokens, Numbers, Numbers]:
-        """Return the ids of a chunk, the number of ids before each word and in total, and the word index at each of `starts`."""
+        """Return a chunk's ids, the number of ids before each word and in total, and the index of the first word of each text."""
         if self._words > MAX_WORDS or self._used > MAX_IDS:
             self._clear()
         kinds = np.frombuffer(text.translate(self._kinds), np.uint8)

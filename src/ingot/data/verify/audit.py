@@ -40,7 +40,7 @@ OnTokens = Callable[[int], None]  # called with the number of tokens just read
 
 
 def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
-    """Open a folder and collect its problems; the dataset has no tokenizer only if the tokenizer cannot be read.
+    """Open a folder and list its defects in `problems`; `known_tokenizer` is None only if the tokenizer cannot be read.
 
     `tokenizer` names the tokenizer of another program's data; for a prepared folder it must match the recorded tokenizer.
     """
@@ -97,7 +97,7 @@ class TokenCounts:
 def count_documents(
     split: Documents, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TokenCounts, Starts]:
-    """Read a split once; return its counts, and the document offsets from the index or, without an index, the separators."""
+    """Read a split once; return its counts and its document offsets, from `index` or, if that is None, from the BOS tokens."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
     slots = max(NARROW, tokenizer.vocab_size) + 1
     sizes = np.zeros(slots, np.int64)
@@ -155,7 +155,7 @@ class Inspection:
 def inspect(
     path: Path, split: str | None = None, *, tokenizer: str | None = None, top: int = 10, beginnings: int = 5
 ) -> Inspection:
-    """Inspect a split (default: all) of a folder; list the `top` most frequent ids and the beginnings of some documents."""
+    """Inspect a split (default: all) of a folder; list the `top` most frequent ids and the first words of some documents."""
     dataset = open_for_audit(path, tokenizer)
     if dataset.problems:
         raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists all problems)")
@@ -239,7 +239,7 @@ class TrainComparison:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The result of an audit."""
+    """The result of an audit: counts of every split, comparisons with train splits, and all problems found."""
 
     folder: Path
     tokenizer: str | None
@@ -252,7 +252,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True if the audit found no problems."""
+        """Return True if the audit found no problems."""
         return not self.findings
 
 
@@ -381,7 +381,7 @@ def _audit_split(
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
-    """Check that every document starts with the BOS id, and that this id occurs nowhere else."""
+    """Return True if BOS starts every document and occurs nowhere else, or if there is no BOS id; otherwise, append a problem."""
     split, bos, marks = side.split, side.tokenizer.bos, counts.marks
     is_windows = index is not None and not split.is_prepared  # the windows of gpt-simple end with EOS and have no BOS
     if bos is None or not split.tokens or is_windows:
@@ -397,7 +397,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
 
 
 def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, problems: list[DataProblem]) -> None:
-    """Check that the decoded size equals the recorded size, and is within the allowed gap of the original text's size."""
+    """Check that the tokens decode to the recorded number of bytes and, within the gap `limit`, to the size of the text."""
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
@@ -426,7 +426,7 @@ NOWHERE = -1
 class Match:
     """A validation document that occurs in train, and the train document that equals it or shares the most n-grams with it.
 
-    `kind`: equal tokens; equal words (ignoring case, white space and punctuation); or a `share` of the n-grams in common.
+    `kind` says what is equal: all tokens, all words (ignoring case, white space and punctuation) or a `share` of the n-grams.
     """
 
     document: int
@@ -438,7 +438,7 @@ class Match:
 def find_overlap(
     val: ComparedSplit, train: ComparedSplit, run_words: int, least_share: float, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TrainComparison, list[Match]]:
-    """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
+    """Find validation documents that equal a train document or have more than `least_share` of their n-grams in train."""
     documents: dict[bytes, list[int]] = {}
     runs: list[Hashes] = [np.empty(0, np.uint64)]
     for number, (key, hashes) in enumerate(_hashed_documents(val, run_words, on_tokens)):
@@ -498,7 +498,7 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
 
 @cache
 def _word_borders() -> dict[int, str]:
-    """Return a `str.translate` table that replaces all but letters and digits with spaces and separates characters above U+3000.
+    """Return a `str.translate` table that replaces all but letters and digits by spaces and isolates letters from U+3000 on.
 
     Chinese and Japanese have no spaces between words, so every character from U+3000 on counts as a word.
     """
@@ -507,7 +507,7 @@ def _word_borders() -> dict[int, str]:
 
 
 def run_hashes(words: Hashes, count: int) -> Hashes:
-    """Return a polynomial hash of each n-gram of `count` words, computed from the hashes of n-grams half as long."""
+    """Return a polynomial hash of each n-gram of `count` words, given the hash of each word."""
     if count == 1 or len(words) < count:
         return words[: max(0, len(words) - count + 1)]
     half = count // 2

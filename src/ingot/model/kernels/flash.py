@@ -28,10 +28,10 @@ from ingot.model.kernels.matmul import matmul_dtype
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
 ) -> Tensor:
-    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or the last `window` of these.
+    """Compute causal attention (B, H, T, D) of (B, H, T, D) queries over (B, K, T, D) keys and values.
 
-    With `starts`, tokens attend only within their document. Each key head serves H / K adjacent query heads. Returns a view of
-    (B, T, H, D) as (B, H, T, D).
+    With `window`, a token attends only to itself and the `window` - 1 tokens before it; with `starts`, only within its document.
+    Each key head serves H / K adjacent query heads.
     """
     heads = (x.to(matmul_dtype(x)).transpose(1, 2) for x in (q, k, v))
     return torch.ops.ingot.flash_attention(*heads, window, starts, cudnn)[0].transpose(1, 2)

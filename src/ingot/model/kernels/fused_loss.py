@@ -87,7 +87,7 @@ def _bytes(x: Tensor) -> Tensor:
 def _fp8_head_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the summed loss and three FP8 tensors: gradient of the logits (N, V), hidden states (C, N) and weights (C, V)."""
+    """Return the summed loss and, as FP8 bytes, the gradient of the logits (N, V), hidden states (C, N) and weights (C, V)."""
     h, w = _rounded(hidden, HIDDEN_SCALE, E4M3), _rounded(weight, WEIGHT_SCALE, E4M3)
     loss, grad = loss_and_grad(h.float() * HIDDEN_SCALE, w.float() * WEIGHT_SCALE, targets, softcap)
     grad = _rounded(grad.masked_fill_((targets == IGNORED)[:, None], 0.0), GRAD_SCALE, E5M2)
@@ -140,7 +140,7 @@ _fp8_head_grads.register_fake(
 
 
 def _fp8_matmul(a: Tensor, b: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """Return a (M, K) @ b (N, K).T times `scale`; `fast` accumulates at a lower precision, which is enough for logits."""
+    """Return `scale` * a (M, K) @ b (N, K).T for FP8 operands; `fast` accumulates less precisely, which is enough for logits."""
     return torch._scaled_mm(a, b.T, scale, torch.ones_like(scale), out_dtype=dtype, use_fast_accum=fast)
 
 

@@ -1,10 +1,10 @@
 """MLPs with the activation fused into the first matmul, and its derivative into a backward matmul; not fused on CPUs.
 
-`fused_mlp` is down(act(up(x))). Without it, even in a compiled model, the activation reads the result of the first matmul, and
-the backward pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here the
-activation is applied to tiles before they are written. The squared ReLU only saves its output, whose root gives the derivative;
-GELU is not invertible, so pre-activations are saved, too. The matmuls are those of quack-kernels, or our Triton kernels if that
-package is missing or there is a bias, whose gradient the Triton kernel also computes.
+`fused_mlp` is down(act(up(x))). Unfused, even in a compiled model, the activation reads the result of the first matmul, and the
+backward pass reads it again with the gradient from the second matmul: five passes over the widest tensors of a layer. Here the
+activation is applied to tiles before they are written. For squared ReLU, only the output is saved, because its root gives the
+derivative. GELU is not invertible, so the pre-activations are saved, too. The matmuls use quack-kernels if possible; otherwise,
+for example if there is a bias, they use our Triton kernels.
 
 `fused_gated_mlp` is down(up(x) * silu(gate(x))), with the rows of `up` and `gate` interleaved in one matrix: a value and its gate
 are adjacent in a tile, and the backward pass needs one matmul for both. This requires quack-kernels and a Hopper GPU.
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> Tensor:
-    """Return down(act(up(x))) for x (..., C), up (N, C) with an optional bias (N), an activation in ACTIVATIONS, down (C, N)."""
+    """Return down(act(up(x))) for x (..., C), up (N, C), its optional bias (N), down (C, N) and an activation in ACTIVATIONS."""
     dtype = matmul_dtype(x)
     bias = None if bias is None else bias.to(dtype)
     y = torch.ops.ingot.mlp(x.flatten(0, -2).to(dtype), up.to(dtype), bias, down.to(dtype), activation)[0]
@@ -44,7 +44,7 @@ def _keeps_scores(activation: str) -> bool:
 
 @torch.library.custom_op("ingot::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C) and, for the backward pass, the activations (M, N) and, if needed, the pre-activations (M, N)."""
+    """Return the output (M, C), the activations (M, N) and the pre-activations (M, N), which are empty for squared ReLU."""
     if x.is_cuda:
         from ingot.model.kernels.triton_mlp import activated_matmul, fits
 
@@ -76,7 +76,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x (M, C), the pre-activations (M, N), the optional float32 bias (N) and `down` (C, N)."""
+    """Return the gradients of x (M, C), the pre-activations (M, N), the bias (N or empty, in float32) and `down` (C, N)."""
     if dy.is_cuda:
         from ingot.model.kernels.triton_mlp import fits, sloped_matmul
 

@@ -38,7 +38,7 @@ def quack_kernels(device: torch.device) -> ModuleType | None:
 
 
 def quack_takes(*operands: Tensor) -> bool:
-    """Return True if quack-kernels supports these matrices: in bf16, with contiguous rows or columns that are 16-byte aligned."""
+    """Return True if quack-kernels supports these matrices: bf16, not empty, with contiguous, 16-byte aligned rows or columns."""
     return all(
         a.dtype == torch.bfloat16 and a.numel() and 1 in a.stride() and max(a.stride()) % 8 == 0 and a.data_ptr() % 16 == 0
         for a in operands

@@ -29,9 +29,9 @@ def projected_attention(
     gain: Tensor | None = None,
     epsilon: float | None = EPSILON,
 ) -> Tensor:
-    """Project x (B, T, C) to queries, keys and values with three layers; return the output of attention (B, T, H, D).
+    """Return the attention output (B, T, H, D) for x (B, T, C); `layers` are the query, key and value projections.
 
-    fused_rotation explains `tables` (as `rotary`), `gain` (of the queries) and `epsilon`; flash.py explains `starts`.
+    See fused_rotation for `tables` (`rotary` there), `gain` (only for queries) and `epsilon`, and flash.py for `starts`.
     """
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -42,7 +42,7 @@ def projected_attention(
 
 
 def _parts(heads: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (B, T, H + 2 K, D) into queries, keys and values."""
+    """Split heads (B, T, H + 2 K, D) into H = `queries` query heads, K key heads and K value heads."""
     keys = (heads.size(2) - queries) // 2
     return heads[:, :, :queries], heads[:, :, queries:-keys], heads[:, :, -keys:]
 

@@ -2,8 +2,8 @@
 
 quack-kernels is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, which are functions below:
 `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are written to
-memory. A gate and the value it multiplies are adjacent. The tanh in GELU is computed with a sigmoid, because the hardware's tanh
-is only accurate to 11 bits.
+memory. In gated matmuls, each gate is next to the value it multiplies. The tanh in GELU is computed with a sigmoid, because the
+hardware's tanh is only accurate to 11 bits.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def fused_rotation(
     """Normalise heads (B, T, H, D), rotate pairs (i, i + R / 2) of their first R dimensions, and multiply each head by its gain.
 
     `rotary` holds cosines and sines (T, R / 2), `gain` a factor per head (H). If `epsilon` is None, heads are not normalised. The
-    result is a view of (B, T, H, D) as (B, H, T, D).
+    result is a (B, H, T, D) view of a contiguous (B, T, H, D) tensor.
     """
     cos, sin = rotary
     return torch.ops.ingot.rotation(x, cos, sin, gain, epsilon).transpose(1, 2)

@@ -1,9 +1,9 @@
-"""Triton kernels of the fused loss: cross-entropy with the gradient of the logits, and FP8 matrices in both layouts.
+"""Triton kernels of the fused loss: cross-entropy with the gradient of the logits, and conversion of matrices to FP8.
 
 One program handles one row of logits and writes the gradient over the logits or to another tensor. Rows of up to 16,384 logits
 are kept in registers and are read and written once. Longer rows are read twice. The first pass subtracts the maximum of the first
-block from all logits, instead of that of the row, so that blocks do not depend on each other. If the sum of exponentials
-overflows, because a later logit is larger by 80 or more, it is recomputed with a running maximum.
+block, not of the whole row, from all logits, so that blocks do not depend on each other. If the sum of exponentials overflows,
+because a later logit is larger by 80 or more, it is recomputed with a running maximum.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def losses_of_logits_(
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return each target's loss (N), 0 if it is ignored; if `with_grad`, overwrite the logits (N, V) with the gradient.
+    """Return the losses (N), 0 for ignored targets; if `with_grad`, overwrite the logits (N, V) with the gradient times `factor`.
 
-    If `into` is given, a tensor with the layout of the logits, the gradient times `factor` is written to it instead.
+    If `into` is given, the gradient is written there instead; `into` must have the shape and strides of the logits.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -120,7 +120,7 @@ FP8_BLOCK, FP8_WARPS = 128, 8
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x / `scale` (R, C) in FP8, with values out of range saturated, and its transpose (C, R)."""
+    """Return x (R, C) / `scale` in FP8, clamped to the range of `dtype`, and the transpose of the result (C, R)."""
     x = x.to(torch.bfloat16)  # on an H200, Triton 3.6 converts float32 to FP8 incorrectly
     plain, flipped = (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
     _both_layouts[_grid(x)](

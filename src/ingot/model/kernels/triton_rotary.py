@@ -33,7 +33,7 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, written to `out` if given, and each token's gradients of the gains (B, T, H)."""
+    """Return the gradient of x (in `out` if given) and each token's gradients of the gains (B, T, H), undefined without gains."""
     x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
