@@ -133,7 +133,7 @@ def test_an_artifact_that_asks_for_the_moon_is_refused_before_memory_is_taken(re
 def test_an_artifact_whose_tokenizer_is_none_is_refused(reference, tmp_path, spec):
     good = read_artifact(reference / "artifact" / "model.safetensors")
     write_artifact(tmp_path / "hostile", good.tensors.values(), {**good.facts, "tokenizer": spec}, "none", "none")
-    with pytest.raises(CheckpointError, match="lacks the settings to build its model"):
+    with pytest.raises(CheckpointError, match="has no valid settings for building its model"):
         package.load(tmp_path / "hostile")
 
 

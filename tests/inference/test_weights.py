@@ -55,7 +55,7 @@ def test_a_score_of_other_weights_is_not_taken_for_the_checkpoints(run):
 )
 def test_what_does_not_say_how_to_build_its_model_is_refused(tmp_path, facts):
     write_artifact(tmp_path / "a", RECORDS, facts, "none", "none")
-    with pytest.raises(CheckpointError, match="lacks the settings to build its model"):
+    with pytest.raises(CheckpointError, match="has no valid settings for building its model"):
         open_weights(tmp_path / "a")
 
 

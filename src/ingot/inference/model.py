@@ -103,7 +103,7 @@ def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Con
         return facts, load_config(python=facts["config"], environment={}).config
     except (KeyError, TypeError, ConfigError) as error:
         reason = f": {error}" if isinstance(error, ConfigError) else ""
-        raise CheckpointError(f"{path} lacks the settings to build its model{reason}") from None
+        raise CheckpointError(f"{path} has no valid settings for building its model{reason}") from None
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def listening_early(listens: bool = True) -> Iterator[None]:
 
 
 def heard_early() -> int:
-    """Return and clear the first signal that arrived before the run installed its handlers; 0 if there was none."""
+    """Forget the signals that arrived before the run installed its handlers; return the first of them, or 0 if none did."""
     number = _heard[0] if _heard else 0
     _heard.clear()
     return number

@@ -181,7 +181,7 @@ class Answer:
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # an unfinished token only capitalises the next letter
+        if not piece or self._tokenizer.unfinished([token]):  # a capital mark only changes the letters after it
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()

@@ -187,7 +187,7 @@ def test_the_place_in_the_data_is_read_as_plain_records(their_run: TheirRun) -> 
 def test_a_damaged_model_is_named(their_copy: Path) -> None:
     path = their_copy / "out/checkpoints/final/model"
     (path / "config.json").write_text(json.dumps({**json.loads((path / "config.json").read_text()), "norm": "foo"}))
-    with pytest.raises(CheckpointError, match="lacks the settings to build its model"):
+    with pytest.raises(CheckpointError, match="has no valid settings for building its model"):
         open_weights(path.parent)
     (path / "config.json").write_text(json.dumps({"n_embd": 32}))
     with pytest.raises(CheckpointError, match="vocab_size is None"):

@@ -122,7 +122,7 @@ def test_processes_that_prepare_at_once_all_succeed(tmp_path):
 
 
 def test_an_unknown_sample_is_refused_with_the_known_ones():
-    with pytest.raises(DataError, match=r"no sample 'milton'; the samples are sample:shakespeare"):
+    with pytest.raises(DataError, match=r"unknown sample 'milton'; available: sample:shakespeare"):
         resolve("sample:milton")
 
 

@@ -366,7 +366,7 @@ class TorchBackend(TorchInference):
             self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Switch to the averaged weights and the model values that the last stage sets, or back to the training weights."""
+        """If `average`, switch to the averaged weights and the last stage's model settings, else back to the training weights."""
         if average:
             self._set(self._last_numbers)
         super()._show(average)

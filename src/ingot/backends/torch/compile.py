@@ -92,7 +92,7 @@ def compiled(
 
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that, if DDP's Python reducer is `used`, compiles the backward pass with its communication."""
+    """Return a context in which, if `used`, compiled autograd also compiles the all-reduces of DDP's Python reducer."""
     if not used:
         return contextlib.nullcontext()
     from torch._dynamo import compiled_autograd

@@ -43,7 +43,7 @@ class Moments:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """While the model runs in the block, sum the moments of the inputs of each nn.Linear. A tied head is not included."""
+        """Sum the second moments of the inputs of every nn.Linear in the `with` block; add those of a tied head with `note`."""
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, nn.Linear):

@@ -56,7 +56,7 @@ def sample_bytes(name: str) -> int:
 
 def _packed(name: str) -> bytes:
     if name not in SAMPLES:
-        raise DataError(f"no sample {name!r}; the samples are {', '.join(PREFIX + sample for sample in SAMPLES)}")
+        raise DataError(f"unknown sample {name!r}; available: {', '.join(PREFIX + sample for sample in SAMPLES)}")
     return (resources("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
 
 
