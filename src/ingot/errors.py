@@ -138,7 +138,7 @@ class CannotContinue(CheckpointError):
 
 
 class RunError(IngotError):
-    """Training cannot start or continue, for example because the loss is not finite or the run folder is in use."""
+    """An operation failed, for example because the loss is not finite, the run folder is in use or memory ran out."""
 
     exit_code = 1
 

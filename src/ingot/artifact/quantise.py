@@ -62,7 +62,7 @@ def quantise(
             if ITEM_BYTES[record.dtype] > ITEM_BYTES[narrow]:
                 parts = [to_record(record.name, w, narrow)]
                 if _overflows(w, parts[0]):
-                    raise CheckpointError(f"{record.name} contains values outside {narrow}'s range; choose bf16 or fp32")
+                    raise CheckpointError(f"{record.name} contains values outside {dtype}'s range; choose a wider dtype")
         else:
             parts = _quantised(record, "int8" if quantiser in BY_MODEL else quantiser, keep)
         stored += parts

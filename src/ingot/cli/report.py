@@ -1,4 +1,4 @@
-"""`ingot report`: a self-contained HTML page about runs, which executes no scripts."""
+"""`ingot report`: write a self-contained HTML page about runs, without JavaScript."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def evaluate(
         print_json({"model": model.weights.path, "checks": checks}) if as_json else print_columns(rows_of_checks)
         if failed := [check.name for check in checks if not check.passed]:
             raise RunError(
-                f'a score of {model.weights.path} would be invalid: the model fails "{failed[0]}"; check its forward pass'
+                f'scores of {model.weights.path} are invalid: the check "{failed[0]}" failed; look at its forward pass'
             )
         return
 

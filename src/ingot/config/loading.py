@@ -124,7 +124,7 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
             return None
         value = str(value) if setting.takes_any_text or value in setting.choices else scalar(value)
     if isinstance(value, bool) and "boolean" not in setting.types:
-        raise TypeError("a boolean is not a number")  # pydantic would convert true to 1
+        raise TypeError("this setting takes no boolean")  # pydantic would convert true to 1
     return value
 
 

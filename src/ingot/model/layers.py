@@ -149,7 +149,7 @@ def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> T
 
 
 class Rotation(nn.Module):
-    """Tables of cosines and sines for each position and pair of head dimensions, in float32, because bf16 rounds 257 to 256.
+    """Cosines and sines for each position and pair of dimensions. Computed in float32: in bf16, position 257 would become 256.
 
     The tables are precomputed, because a compiled model would recompute the cosines for every query and key. They depend only on
     the settings, so they are neither parameters nor buffers, but are recomputed whenever the model moves to a device.

@@ -82,7 +82,7 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # a state that this process did not write; the file may just be a copy
+        self._stranger: State | None = None  # the last state.json of another host; if it never changes, it is a stale copy
         self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # next to be written
         self._changing, self._writing = threading.Lock(), threading.Lock()

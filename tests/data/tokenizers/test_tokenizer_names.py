@@ -112,7 +112,7 @@ def test_a_name_that_means_nothing_is_refused_with_what_can_be_given(tmp_path, m
 
 @pytest.mark.parametrize("name", ["char", "bpe:1024"])
 def test_what_is_made_from_a_text_needs_that_text(name):
-    with pytest.raises(ConfigError, match=f"learned from text first; prepare the text with --tokenizer {name}"):
+    with pytest.raises(ConfigError, match=f"trained on text; run: ingot data prepare PATH --tokenizer {name}"):
         open_tokenizer(name)
 
 

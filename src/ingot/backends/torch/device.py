@@ -26,7 +26,9 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         if index >= count:
             others = f"a GPU number below {count}" if number else "fewer ranks"
             advice = f"use cpu or {others}" if count else "use cpu"
-            raise ConfigError(f"{{0}} requests GPU {index}, but this machine has {count}", setting, advice=advice)
+            raise ConfigError(
+                f"{{0}} requests GPU {index} (counted from 0), but this machine has {count}", setting, advice=advice
+            )
         gpu = torch.cuda.get_device_name(index)
         # Older GPUs have fast fp16 but only emulate bf16.
         fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")

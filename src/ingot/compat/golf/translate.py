@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return how many whole sequences each of `parts` equal parts of `v[name]` tokens holds; `divisors` is shown in errors."""
+    """Divide `v[name]` tokens into `parts` equal parts and return the whole sequences per part; errors quote `divisors`."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

@@ -230,7 +230,9 @@ def stop(options: Namespace, say: Say) -> None:
         return
     if ours is None:
         if options.force:
-            raise RunError(f"the original gpt-simple trains in {folder}; kill its process, whose id is in {folder / RUN_STATE}")
+            raise RunError(
+                f"the original gpt-simple is training in {folder}; kill its process (its pid is in {folder / RUN_STATE})"
+            )
         (folder / STOP_FLAG).touch()
         say(f"the original gpt-simple, which trains in {folder}, was asked to save and stop")
         return

@@ -62,7 +62,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
     if is_learned(name):
         _refuse_bos(bos, name)
-        raise ConfigError(f"a {name} tokenizer has to be learned from text first; prepare the text with --tokenizer {name}")
+        raise ConfigError(f"a {name} tokenizer must first be trained on text; run: ingot data prepare PATH --tokenizer {name}")
     if name == "number":
         raise ConfigError("the number tokenizer is only for nanoGPT folders with a meta.pkl and ids that do not represent text")
     path = user_path(name)

@@ -51,7 +51,7 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     if dataset.format == "nanogpt":
         made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
         command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
-        raise DataError(f"{path} is in the format nanogpt, which cannot be inspected or verified; convert it with: {command}")
+        raise DataError(f"{path} is in nanoGPT's format, which cannot be inspected or verified; convert it with: {command}")
     for split in dataset.splits.values():
         split.dtype = np.dtype(np.uint32)  # one dtype for all splits, so that equal documents are equal arrays
     own = dataset.known_tokenizer
