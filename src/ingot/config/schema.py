@@ -443,9 +443,9 @@ class ArtifactSection(Section):
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
         description="How the weights are stored. none: unquantised, in artifact.dtype. int8: large matrices as int8 with one "
-        "scale per row. int8-golf: the same by the golf challenge's rule, with scales of at least 1/127. std: weights are rounded "
-        "to artifact.bits bits, with a step size proportional to the standard deviation of the row. gptq: the same step sizes, "
-        "but rounding minimises the change in the outputs of each matrix on training text.",
+        "scale per row. int8-golf: the same by the golf challenge's rule, with scales of at least 1/127. std: weights are "
+        "rounded to artifact.bits bits, with a step size proportional to the standard deviation of the row. gptq: the same "
+        "step sizes, but rounding minimises the change in the outputs of each matrix on training text.",
     )
     bits: int = Field(6, ge=2, le=8, description="Bits per weight of quantised matrices (quantisers std and gptq only).")
     k: StdMultiple | Literal["auto"] = Field(
