@@ -92,7 +92,7 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Yield each codec with the size in bytes of the artifact that it would give, without writing a file."""
+    """Yield each codec and the size in bytes that the artifact would have with it, without writing a file."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))

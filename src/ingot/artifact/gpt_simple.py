@@ -95,7 +95,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's settings as our `model` section; the context is at least as long as the run's rows."""
+    """Read a checkpoint's settings as our `model` section; raise the context to the run's data.max_length if that is longer."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]

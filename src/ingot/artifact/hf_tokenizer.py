@@ -149,7 +149,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], Tokenizer]:
-    """Return the contents of a tokenizer's files by file name, and the tokenizer; `context` is written as model_max_length."""
+    """Return a tokenizer's files (contents by file name) and the tokenizer itself; `context` is written as model_max_length."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -165,7 +165,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError if a folder has tokenizer files not in `names`, because programs could load them instead of ours."""
+    """Raise ConfigError if a folder has tokenizer files besides `names`: other programs could load those instead of ours."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to another model's tokenizer; remove the file or give another --output")
@@ -181,7 +181,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` (default: the folder's); raise DataError if it has more ids than the model (`rows`)."""
+    """Return the tokenizer `name` (default: the folder's); raise DataError if it has more ids than the embedding has `rows`."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():

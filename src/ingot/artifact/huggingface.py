@@ -39,7 +39,7 @@ LLAMA_SIZES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How Hugging Face's files store one model family. Tensor names here omit `prefix`, which only some files have."""
+    """Hugging Face's file format for one model family. Tensor names here omit `prefix`, which only some files use."""
 
     prefix: str
     written_prefix: str  # prefix in files that we write; none for GPT-2, as on the hub: MLX cannot read GPT-2 files with a prefix
@@ -268,7 +268,7 @@ def cached_model(name: str) -> Path | None:
 
 
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
-    """Read a model of one of `families`, converted to our tensor names, tensor shapes and `model` section."""
+    """Read a model whose type is in `families`; convert it to our tensor names, tensor shapes and `model` section."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; give {WHOLE}")
     path = folder / CONFIG

@@ -169,7 +169,7 @@ def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _quantile(a: Float32) -> Float32:
-    """Return the same bits as torch.quantile(a, GOLF_QUANTILE, dim=1)."""
+    """Compute torch.quantile(a, GOLF_QUANTILE, dim=1) in numpy, with bit-identical results."""
     real = np.float32 if a.shape[1] <= QUANTILE_LIMIT else np.float64
     rank = real(GOLF_QUANTILE) * real(a.shape[1] - 1)
     lower, upper = int(rank), int(np.ceil(rank))

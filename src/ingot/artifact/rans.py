@@ -102,7 +102,7 @@ def entropy_bytes(counts: NDArray[np.int64]) -> float:
 
 
 def _frequencies(counts: NDArray[np.int64]) -> Frequencies:
-    """Scale counts to sum to WHOLE, with at least 1 per occurring symbol. The most common symbol absorbs the rounding error."""
+    """Scale counts to sum to WHOLE, keeping nonzero counts at 1 or more. The most common symbol absorbs the rounding error."""
     found = np.where(counts > 0, np.maximum(1, counts * WHOLE // counts.sum()), 0)
     found[counts.argmax()] += WHOLE - found.sum()
     return found

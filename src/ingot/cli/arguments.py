@@ -131,7 +131,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; translate a gpt-simple config, and report that to `warn`."""
+    """Build the config from a recipe, a YAML file and overrides; if the file is a gpt-simple config, warn and translate it."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

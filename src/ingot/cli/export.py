@@ -139,7 +139,7 @@ def _export_file(
 
 
 def _has_validation_text(source: Weights) -> bool:
-    """Return False if the run's data has no validation text. If it cannot be opened, return True: scoring reports the error."""
+    """Return False if the run has no validation text; if its data cannot be opened, return True: scoring reports the error."""
     from ingot.data.loading.data_path import open_dataset
 
     data = source.config.data

@@ -44,7 +44,7 @@ def status(
     watch: Annotated[bool, Option("--watch", help="Keep showing the runs, with their curves, until all have ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how runs are doing. One run: step, loss, throughput and remaining budget. Several: a table with their best scores."""
+    """Show the status of runs: step, loss, throughput and remaining budget of one run, or a table with best scores of several."""
     opened: list[Run] = []
     for path in runs or [RUNS]:
         found = [Run(place) for place in sorted(find_runs([path]).values())]
@@ -172,7 +172,7 @@ def stop(
     force: Annotated[bool, Option("--force", help="Also send SIGTERM to the run's process, which must be on this host.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
+    """Ask a run to save and stop, from any host that can access its folder. `ingot train RUN` resumes it."""
     opened = Run.open(run)
     state = opened.stop().state
     if force:
@@ -253,7 +253,7 @@ def compare(
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the scores of two groups of finished runs. Prints mean, std, Welch's p-value and how many more seeds are needed."""
+    """Compare the scores of two groups of finished runs: mean, std, Welch's p-value and how many more seeds are needed."""
     from ingot.experiments.compare import compare as compare_runs
     from ingot.experiments.compare import verdict
 

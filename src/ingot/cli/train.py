@@ -242,7 +242,7 @@ def validate(
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check settings, data and folder of a run before it starts. Exit code 0: no warnings, 2: warnings, 1: it cannot start."""
+    """Check a run's settings, data and folder before it starts. Exit code: 0 = no warnings, 2 = warnings, 1 = it cannot start."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config

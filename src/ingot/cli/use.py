@@ -260,7 +260,7 @@ def serve(
 
 
 def _served_name(path: Path, name: str | None) -> str:
-    """Return the model name shown to clients, in printable characters: `name`, else that of the run folder or the file's stem."""
+    """Return the model name shown to clients, in printable characters: `name`, else the run folder's name or the file's stem."""
     resolved = path.resolve()
     folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
     return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

@@ -96,7 +96,7 @@ CLIP_EPSILON = 1e-6  # added to the gradient norm before dividing by it; same va
 
 
 class MLXBackend(MLXInference):
-    """Implements Backend (base.py, which documents its methods) in a single process."""
+    """The MLX implementation of Backend (methods documented in base.py), which trains in a single process."""
 
     uses_loss_scaling = False
 

@@ -108,7 +108,7 @@ def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype
 def head_loss(
     hidden: mx.array, weight: mx.array, targets: mx.array, softcap: float | None, dtype: mx.Dtype, chunk: int | None
 ) -> mx.array:
-    """Return the summed loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time."""
+    """Return the loss summed over (B, T) targets, given (B, T, C) hidden states; process `chunk` tokens at a time."""
 
     def loss(y: mx.array, h: mx.array, w: mx.array) -> mx.array:
         logits = head_logits(h, w, softcap, dtype)

@@ -58,7 +58,7 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """Implements Backend (base.py, which documents its methods) on one device; each rank holds a replica of the model."""
+    """The torch implementation of Backend (methods documented in base.py) on one device; each rank has a model replica."""
 
     records_steps = False
 
@@ -207,7 +207,7 @@ class TorchBackend(TorchInference):
         return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the attention kernels that run here and apply the model's window without a mask, unlike FlexAttention."""
+        """Return the attention kernels that run here and support the model's sliding window without FlexAttention's mask."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,7 +217,7 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch of at most `rows` that costs no speed; in deterministic mode, the largest that fits."""
+        """Return the smallest size up to `rows` that does not reduce throughput; in deterministic mode, the largest that fits."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -350,7 +350,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Update the weights and their average unless `skip` is true; on CUDA, built-in optimizers read it without a sync."""
+        """Update the weights and their average unless `skip`; on CUDA, built-in optimizers read `skip` without a host sync."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
@@ -413,7 +413,7 @@ class TorchBackend(TorchInference):
         return flops_per_token(self.model, seq_len)
 
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak bytes allocated and reserved on the GPU; without a GPU, return this process's peak memory twice."""
+        """Return the peak bytes allocated and reserved on the GPU; without a GPU, both are this process's peak memory."""
         if self.device.kind == "cuda":
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -67,7 +67,7 @@ def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _Outlines(TorchFunctionMode):
-    """A mode that skips initialisers and empty_like for meta tensors, which make torch import its compiler (two seconds)."""
+    """A mode that avoids initialisers and empty_like on meta tensors, because they make torch import its compiler (2 s)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -81,7 +81,7 @@ class _Outlines(TorchFunctionMode):
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
-    """Pass the values of a stage to the model's method `set`; `where` names their setting in error messages."""
+    """Pass a stage's values to the model's method `set`; `where` is the setting to name in error messages."""
     if not numbers:
         return
     if not callable(change := getattr(model, "set", None)):
@@ -93,7 +93,7 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
-    """Make the backward pass recompute one in `every` blocks, starting with the first, instead of keeping activations."""
+    """Checkpoint every `every`-th block, starting with the first: recompute its activations in the backward pass."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its layers")

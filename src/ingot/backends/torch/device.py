@@ -1,4 +1,4 @@
-"""Finding the torch device of a run, and profiling training steps on it."""
+"""Find the torch device of a run, and profile training steps on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
 
 
 def cpu_name(threads: int) -> str:
-    """Return the device name of a CPU on which torch uses this many threads."""
+    """Return the device name for a CPU with this many torch threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 

@@ -45,7 +45,7 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TorchInference:
-    """Implements Inference (base.py, which documents its methods) for a model on one device."""
+    """The torch implementation of Inference (methods documented in base.py) for a model on one device."""
 
     records_steps = True  # record decoding steps as CUDA graphs; False in a training backend, which needs the memory
 
@@ -158,7 +158,7 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return a batch's tokens, targets and, if present, document numbers (for `flash4`: document starts) on the device."""
+        """Copy a batch's tokens, targets and, if present, document numbers (for `flash4`: document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)

@@ -161,7 +161,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: compile the kernels of `build`, if the run needs them, by a forward and backward pass on one row."""
+    """Run a builder: if the run needs the kernels of `build`, compile them by running a forward and backward pass on one row."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):

@@ -19,7 +19,7 @@ COUNT_TOKENS = 1 << 22  # tokens that are read at once to count documents and by
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Raise an error if the data is invalid. The first rank logs the result of `lines` and returns the data's name and counts."""
+    """Raise an error for invalid data. On the first rank, log the result of `lines` and return the data's name and counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as in the original
@@ -68,7 +68,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 
 def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
-    """Return the counts in the dataset's manifest; raise DataError for another tokenizer or more train shards than listed."""
+    """Return the counts in the dataset's manifest; raise DataError for a wrong tokenizer or more train shards than listed."""
     if (listing := read_listing(dataset)) is None:
         return {}
     where, expected = listing.where, PurePosixPath(listing.file).name

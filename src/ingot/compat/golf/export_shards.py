@@ -1,4 +1,4 @@
-"""Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
+"""Tokenize golf's documents with one or more tokenizers; write a folder of shards per tokenizer and a manifest of them.
 
 The documents are docs_selected.jsonl from the Hub, with their count and sha256 in a sidecar file. The first documents are the
 validation split, so their order matters. Running the same command again resumes an export and keeps finished datasets.
@@ -374,7 +374,7 @@ class Export:
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Return the documents from `begin` on, including empty ones, in blocks with the rule that splits them."""
+            """Yield blocks of documents (including empty ones) from `begin` on, with the rule that assigns them to splits."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)

@@ -221,7 +221,7 @@ def is_golf(path: Path) -> bool:
 def import_golf(
     path: Path, tokenizer: str | None, say: Callable[[str], None]
 ) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Read a golf model file; return its weights and model settings, the tokenizer, and the evaluation settings of golf."""
+    """Read a golf model file; return its weights and model settings, the opened tokenizer and golf's evaluation settings."""
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:

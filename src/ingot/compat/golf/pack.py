@@ -331,7 +331,7 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
 
 
 def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
-    """Raise an error if a session of the run used different sources from those being packed, judging by version and commit."""
+    """Raise CheckpointError if the session's version or commit shows that its sources differ from those being packed."""
     version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's train_gpt.py adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
         raise CheckpointError(f"{folder} was run by {version}, but this is {made_by()}; pack it with {version}")

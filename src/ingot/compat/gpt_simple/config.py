@@ -32,7 +32,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return a key's dataclass field; `sets` is the Ingot setting it is copied to, `becomes` one that translate() computes."""
+    """Return the dataclass field of a key; translate() copies the key to the setting `sets`, or computes `becomes` from it."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 

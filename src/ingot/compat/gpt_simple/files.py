@@ -97,7 +97,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; if training goes on after the decay, the cosine rises again."""
+    """Return the original's learning rate after `step` steps; if training continues past the decay, the cosine rises again."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)

@@ -1,4 +1,4 @@
-"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, and resume from that.
+"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, then resume from the copy.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
 on, so that they are skipped. The original's files are not modified. Tensors are loaded with weights_only, and the data position,
@@ -149,7 +149,7 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 def read_cursors(path: Path) -> dict[str, dict[int, int]]:
     """Return the number of rows read from each file, by bucket and file index, or {} if the checkpoint has no data position.
 
-    As in the original, the largest count of all ranks is used; ALL_ROWS means that the whole file was read.
+    As in the original, each count is the maximum over all ranks; ALL_ROWS means that the whole file was read.
     """
     rows_read: dict[str, dict[int, int]] = {}
     for file in sorted((path / "dataloader_state").glob("rank_*.pkl")):

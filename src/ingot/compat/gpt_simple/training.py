@@ -165,7 +165,7 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 
 
 def refuse_live_original(folder: Path) -> None:
-    """Raise RunError if the original gpt-simple trains in the folder: it and Ingot would delete each other's checkpoints.
+    """Raise RunError if the original gpt-simple is training in the folder: it and Ingot would delete each other's checkpoints.
 
     The state file does not name the host, so a recent one counts as a running process even if there is no such process here.
     State files written by Ingot are ignored, because Ingot's lock protects its runs.
@@ -186,10 +186,10 @@ def refuse_live_original(folder: Path) -> None:
 
 
 class GptSimpleReporter(Reporter):
-    """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
+    """A reporter that prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
     `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
-    is the mean loss in the last step line, None before the first line; `checkpoint` is the path of the newest
+    is the mean loss in the last step line (None before the first); `checkpoint` is the path of the newest
     checkpoint. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
     If `verbose`, the reporter also prints what the run is waiting for.
     """

@@ -1,4 +1,4 @@
-"""bench.py: measure the time of a training step, by default of the 124M model, without evaluations or checkpoints."""
+"""bench.py: time training steps, by default of the 124M model, without evaluations or checkpoints."""
 
 from __future__ import annotations
 
