@@ -73,5 +73,5 @@ def decompress(codec: str, data: memoryview, size: int) -> bytes:
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise ValueError(f"its {codec} data is damaged ({error})") from None
     if not whole or len(payload) != size:
-        raise ValueError(f"its {codec} data does not expand into the {size:,} bytes that the file announces")
+        raise ValueError(f"its {codec} data does not decompress to the {size:,} bytes that the header declares")
     return payload

@@ -98,7 +98,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import Tokenizer as Built
 
     file = SentencePieceFile(tokenizer.contents)
-    # The tokenizers library cannot decode capital marks back into capital letters.
+    # The tokenizers library has no decoder that turns a capital mark and a small letter back into a capital letter.
     if tokenizer.marks_capitals or not file.escapes_spaces or any(piece.kind == USER_DEFINED for piece in file.pieces):
         return None
     if file.algorithm == BPE:
@@ -191,7 +191,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     else:
         tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, the model only {rows:,}; give another")
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, but the model has only {rows:,}")
     return tokenizer
 
 
@@ -199,7 +199,7 @@ def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
     """Return GPT-2's tokenizer for a model without one; raise DataError unless the model has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
-    log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")
+    log.warning(f"{path} has no tokenizer; using GPT-2's because the vocabulary sizes match; --tokenizer selects another")
     return GPT2Tokenizer()
 
 

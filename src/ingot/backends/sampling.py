@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ingot.errors import ConfigError, DataError
 
 COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by such a value could overflow
-MOST_TOKENS = 10**8  # maximum length of a completion, which takes a day at 1,000 tokens per second
+MOST_TOKENS = 10**8  # maximum tokens per completion: more than a day at 1,000 tokens per second
 DTYPES = {  # accepted dtype names
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),

@@ -144,6 +144,6 @@ def resolve_config(
     config = read_config(file, overrides)
     kept = kept_tokens(config)
     if warn is not None:
-        warn(f"{file} is a gpt-simple config and is read in the same way as by `gpt-simple train --config`")
+        warn(f"{file} is a gpt-simple config; its settings mean the same as in `gpt-simple train --config`")
         warnings(config, warn, world_size, kept)
     return translate(config, world_size, kept)

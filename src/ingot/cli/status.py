@@ -49,7 +49,7 @@ def status(
     for path in runs or [RUNS]:
         found = [Run(place) for place in sorted(find_runs([path]).values())]
         if not found and not runs:
-            raise CheckpointError(f"there are no runs below {RUNS}/; name another folder")
+            raise CheckpointError(f"there are no runs in {RUNS}/; specify another folder")
         opened += found or [Run.open(path)]
     if watch:
         _watch(opened, as_json)
@@ -206,7 +206,7 @@ def ui(
     listening = listen("127.0.0.1", port)
     token = secrets.token_hex(8)
     app = make_app(Watcher(folders), token, device, allow_custom_models)
-    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
+    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C to stop")
     print(f"to stop a run or open a model on the page, enter this token: {token}", flush=True)
     serve_until_stopped(app, listening)
 
@@ -278,6 +278,6 @@ def compare(
     share = f" ({100 * comparison.difference / comparison.a.mean:+.2f}%)" if comparison.a.mean else ""
     print(f"\nB - A  {comparison.difference:+.5f}{share}, {verdict(comparison)}")
     for name, values in comparison.differing.items():
-        print(f"differ in {name}: {values[0]} and {values[1]}")
+        print(f"the groups differ in {name}: {values[0]} and {values[1]}")
     for note in comparison.notes:
         print(f"note: {note}")

@@ -235,5 +235,5 @@ class MLXInference:
 
     def _upload(self, batch: Batch) -> list[mx.array]:
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
+            raise DataError(f"the data contains token {largest}, outside the vocabulary; check the data with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

@@ -32,7 +32,7 @@ class Pass:
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
     cache: list[Cached] | None = None  # one entry per layer; [] before the first token
-    grown: list[Cached] = field(default_factory=list)  # the cache after this pass, including its tokens
+    grown: list[Cached] = field(default_factory=list)  # `cache` extended by the keys and values of this pass
 
     @property
     def start(self) -> int:

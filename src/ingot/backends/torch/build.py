@@ -49,7 +49,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document number of each token")
-    for number, stage in enumerate(config.training.stages):  # every stage is checked; the last one's values remain set
+    for number, stage in enumerate(config.training.stages):  # check the values of every stage; those of the last stage remain set
         set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
 
@@ -89,7 +89,7 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
     try:
         change(**numbers)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: the model's method `set` refuses {dict(numbers)}: {error}") from error
+        raise ConfigError(f"{where}: the model's method `set` rejects {dict(numbers)}: {error}") from error
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:

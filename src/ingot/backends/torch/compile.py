@@ -100,7 +100,7 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
-MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` does not record larger models: launches do not limit their speed
+MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` records no CUDA graphs of larger models: kernel launches do not limit their speed
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:

@@ -50,7 +50,7 @@ def check(
     for numbers in stages or [{}]:
         set_numbers(model, numbers, "training.stages")
         checker.backward()
-        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # zeros count as a gradient
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # an all-zero gradient counts
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(

@@ -51,7 +51,7 @@ class Reader:
         self, model: Any, rows: int, lengths: Sequence[int] | None, use_cache: bool, keep_half: bool = False, record: bool = False
     ):
         self._model, self._keep_half = model, keep_half and lengths is None
-        self._context = getattr(model, "context", None) or math.inf  # a custom model may have no limit
+        self._context = getattr(model, "context", None) or math.inf  # a custom model may have no context limit
         self._lengths: Tensor | None = None  # (B)
         self._seen: Tensor | None = None  # (B, T), the tokens so far, at most a whole context; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
@@ -210,7 +210,7 @@ def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     """Sample a token (B, 1) per row: the first whose cumulative probability exceeds `uniform` (B, 1)."""
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # no overflow if temperature is low
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # avoids overflow at low temperatures
     ids: Tensor | None = None
     if 0 < sampling.top_k < logits.size(-1):
         logits, ids = logits.topk(sampling.top_k)

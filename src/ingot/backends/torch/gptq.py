@@ -147,7 +147,7 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"cannot quantise {names[0]}: the inputs of this matrix, or of another of the same shape, are not finite")
+    raise RunError(f"cannot quantise {names[0]}: the inputs to this or another matrix of the same shape are not finite")
 
 
 def _scale(rms: Tensor, rounding: Rounding) -> Tensor:

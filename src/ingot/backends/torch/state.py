@@ -266,7 +266,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could expand to any size
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could be a zip bomb
                     raise ValueError("its zip entries are compressed, which torch.save never does")
                 if archive.testzip() is not None:  # torch.load ignores checksums
                     raise ValueError("its checksums do not match")
@@ -356,7 +356,7 @@ def adamw_memory(
                 for key in ("step", *MOMENTS)
             ]
             return {name: shared_record(name, value) for name, value in tensors}, None
-    return {}, "it is not that of AdamW for these parameters"
+    return {}, "it does not match AdamW's state for these parameters"
 
 
 def adamw_state(

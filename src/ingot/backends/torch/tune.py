@@ -97,7 +97,7 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
             full = True
         if not maximum([full])[0]:  # no rank ran out of memory
             return size
-        gc.collect()  # after the except block, in which the error would keep tensors alive
+        gc.collect()  # after the except block: inside it, the exception would keep tensors alive
         torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
@@ -136,7 +136,7 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         size //= 2
 
 
-# The choices found by the trials of a configuration, cached on the machine for later runs.
+# A cache, on this machine, of what the trials chose for each configuration, so that later runs can skip the trials.
 
 SHAPE_KEYS = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
@@ -247,7 +247,7 @@ def settle_kernels(
             chosen.append(name)
         elif requested != "auto":
             use_kernels(model, [])
-            raise ConfigError(f"{{0}}: {name} does not run here: {failure}", Setting("training.kernels"))
+            raise ConfigError(f"{{0}}: {name} failed a test run: {failure}", Setting("training.kernels"))
     use_kernels(model, chosen)
     return chosen
 
@@ -369,13 +369,13 @@ def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
     """Set and return torch's thread count: `requested`, else that in `kept`, else the fastest for `attempt`, else the default."""
-    threads = torch.get_num_threads()  # torch's default, also used if the kept choices do not include it
+    threads = torch.get_num_threads()  # torch's default, also used if `kept` has no thread count
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Halve torch's default number of threads as long as that helps: on a busy machine, two took three times as long as one.
+        # Halve torch's default thread count while that helps: on a busy machine, two threads took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
@@ -437,5 +437,5 @@ def use_fp8_head(
         if size % FP8_ALIGNMENT:
             above = FP8_ALIGNMENT * math.ceil(size / FP8_ALIGNMENT)
             setting = Setting(name, size)
-            raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT}; raise {{1}} to {above}", FP8_HEAD, setting)
+            raise ConfigError(f"{{0}} needs sizes divisible by {FP8_ALIGNMENT}; raise {{1}} to {above}", FP8_HEAD, setting)
     model.fp8_head = True  # type: ignore[assignment]

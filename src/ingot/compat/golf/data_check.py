@@ -15,7 +15,7 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST
 from ingot.errors import ConfigError, DataError
 
-COUNT_TOKENS = 1 << 22  # tokens that are read at once to count documents and bytes
+COUNT_TOKENS = 1 << 22  # tokens read at a time when counting documents and bytes
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
             if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
-                raise DataError(f"{path} also holds {others[0]}, which does not match {pattern(values, split)}; move it away")
+                raise DataError(f"{path} also has {others[0]}, which does not match {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = listed_counts(path, tokenizer)

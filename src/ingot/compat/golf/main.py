@@ -121,7 +121,7 @@ class Script(Reporter):
             self.run_log.line(line)
         note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.tokens_per_step != tokens:
-            note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, which fill whole sequences")
+            note(f"a step trains on {report.tokens_per_step} of {tokens} tokens, to use whole sequences only")
         if report.resumed_at:
             note(f"resumes from step {report.resumed_at}")
             self.epoch = self.epochs(report.resumed_at)
@@ -153,7 +153,7 @@ class Script(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self.epoch:
             self.epoch = report.epoch
-            self.run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+            self.run_log.note(f"the training data ended in step {report.step}; starting pass {report.epoch + 1}")
         self.step_line(report, f"train_loss:{report.loss:.4f}")
 
     def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:
@@ -198,7 +198,7 @@ class Script(Reporter):
                 self.over = total - limit
                 each = len(content) / trainer.backend.parameters
                 fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-                fits = fits if limit > code else "the code alone is larger"
+                fits = fits if limit > code else "the code alone exceeds the limit"
                 line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
         # Other ranks may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))

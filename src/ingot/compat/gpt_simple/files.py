@@ -50,7 +50,7 @@ def write_checkpoint(
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
-        raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export this model with --format ingot")
+        raise ConfigError(f"gpt-simple does not support the {section['family']} family; export this model with --format ingot")
     order, step, o = in_their_order(checkpoint.weights), checkpoint.step, keys["optimizer"]
     weights = {name: shared_tensor(checkpoint.weights[name]) for name in order}
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
