@@ -248,7 +248,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
     if not within:
         advice = "--format ingot writes a smaller file"
         if fits := record.get("would_fit"):
-            advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
+            advice = f"use {fits['options']}, which gives {fits['bytes']:,} bytes"
         elif smallest := record.get("smallest"):
             tried = f"the smallest file tried, with {smallest['options']}, has {smallest['bytes']:,} bytes"
             advice = f"{tried}; use --quantiser std or gptq, which make smaller files, or train a smaller model"

@@ -243,8 +243,8 @@ class OptimizerSection(Section):
         "cosine",
         description="Learning rate after the warm-up. constant: the peak throughout. cosine: down to the floor at step "
         "decay_steps. wsd: constant, then linear to the floor over the last decay_steps. budget: the same over the last "
-        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: the same over the last "
-        "decay_steps or, if budget.seconds is set, over the average duration of this number of steps.",
+        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: like wsd; if "
+        "budget.seconds is set, the decay takes the last decay_steps times the average step time of the budget.",
     )
     warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
@@ -267,7 +267,7 @@ class OptimizerSection(Section):
 
 
 class StageSection(Section):
-    """A stage of the run with its own batch size, row length and learning rates."""
+    """A stage of the run with its own batch size, sequence length and learning rates."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,

@@ -122,7 +122,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
         text = f"{facts.bytes:,} bytes are {text} ({learned})"
     order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
     little = (
-        f"; a model would memorise this little data in more than {MOST_PASSES} passes, so the model has {weights:,} weights "
+        f"; more than {MOST_PASSES} passes over so little data lead to memorising, so the model has {weights:,} weights "
         f"instead of {wanted:,.0f}, weight decay is stronger, and the run ends before its {facts.seconds:g} s are over"
     )
     return settings, (

@@ -78,7 +78,7 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 
 
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
-    """Open a nanoGPT folder's tokenizer: the characters in meta.pkl, else `name`; without a meta.pkl, the default is GPT-2's."""
+    """Open a nanoGPT folder's tokenizer: the characters that meta.pkl lists, or the tokenizer `name` (default: GPT-2's)."""
     path = folder / META
     if name == "number":
         if not path.is_file():
