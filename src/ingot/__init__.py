@@ -53,7 +53,7 @@ def _public(name: str) -> property:
 
 
 class _Package(ModuleType):
-    """This module's class; it imports public names on first use and keeps the subpackage `train` from replacing the function."""
+    """Class of this module: imports public names on first use and keeps the subpackage `train` from shadowing `ingot.train()`."""
 
 
 for _name in _MODULE_OF:

@@ -32,7 +32,7 @@ def load(
 ) -> LoadedModel:
     """Load a model from a run folder, a checkpoint or an artifact; `dtype` casts its weights for generation.
 
-    `which` selects the latest or best checkpoint. `tokenizer` (name or file) or the folder `data` supplies a missing tokenizer.
+    `which` is `latest` or `best`. If the model lacks a tokenizer, pass `tokenizer` (name or file) or `data` (a data folder).
     """
     weights = open_weights(Path(path), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)

@@ -74,33 +74,33 @@ def _fill(sentence: str, words: Sequence[str]) -> str:
 
 
 class ConfigError(IngotError):
-    """A setting is unknown, malformed or inconsistent with the others."""
+    """Raised when a setting is unknown, malformed or inconsistent with other settings."""
 
     exit_code = 2
 
 
 class DataError(IngotError):
-    """Text, shards or a tokenizer are missing, damaged or inconsistent."""
+    """Raised when text, shards or a tokenizer are missing, damaged or inconsistent."""
 
     exit_code = 3
 
 
 class CheckpointError(IngotError):
-    """A run folder or checkpoint cannot be read, written or resumed."""
+    """Raised when a run folder or checkpoint cannot be read, written or resumed."""
 
     exit_code = 4
 
 
 class Unreadable(CheckpointError):
-    """A checkpoint exists but cannot be read, because of permissions or a disk error; it is not known to be damaged."""
+    """Raised when a checkpoint cannot be read because of permissions or a disk error, but may be undamaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
-        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who may read it")
+        super().__init__(f"{path} cannot be read: {why}", advice="give this user read permission, or resume as a user who has it")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs from the checkpoint; in the template `said`, {0} is its name, {1} the old and {2} the new value."""
+    """A setting whose value differs from the checkpoint's; in `said`, {0} is its name, {1} the old and {2} the new value."""
 
     setting: str
     was: object
@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Fill in the placeholders of `said`; `name` renames the setting, and also its values, passed as SETTING=VALUE."""
+        """Fill in the placeholders of `said`; `name` renames the setting and, when called with SETTING=VALUE, a value."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")
@@ -125,11 +125,11 @@ def _shown(value: object) -> str:
 
 
 class CannotContinue(CheckpointError):
-    """A valid checkpoint was saved by a run with other settings or data, so it cannot be resumed."""
+    """Raised when a valid checkpoint cannot be resumed because it was saved with different settings or data."""
 
     def __init__(self, path: object, changes: Sequence[Change]) -> None:
         self.path, self.changes = path, list(changes)
-        super().__init__("", Setting("training.output_dir"), advice="set it back or choose another {0}")
+        super().__init__("", Setting("training.output_dir"), advice="undo the changes or choose another {0}")
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
         told = "; ".join(change.render(name) for change in self.changes)
@@ -138,13 +138,13 @@ class CannotContinue(CheckpointError):
 
 
 class RunError(IngotError):
-    """An operation failed, for example because the loss is not finite, the run folder is in use or memory ran out."""
+    """Raised when an operation fails, for example because the loss is not finite, the run folder is in use or memory runs out."""
 
     exit_code = 1
 
 
 class PeerLost(RunError):
-    """Another rank has failed; its own message gives the reason."""
+    """Raised when another rank has failed; that rank's message gives the reason."""
 
     def __init__(self, exit_code: int = RunError.exit_code):
         super().__init__("another rank has ended; its message says why")

@@ -172,12 +172,12 @@ def test_a_well_formed_payload_is_what_the_hostile_ones_are_made_from(tmp_path):
 @pytest.mark.parametrize(
     ("told", "match"),
     [
-        ({"size": 2**62}, r"the 4611686018427387904 bytes of weights it announces"),
-        ({"size": 1 << 36}, r"compressed bytes cannot expand into the 68719476736 bytes of weights it announces"),
-        ({"size": 10**3000}, r"compressed bytes cannot expand into the"),
-        ({"size": -1}, r"compressed bytes cannot expand into the"),
-        ({"size": 5}, r"does not expand into the 5 bytes"),
-        ({"size": 1_000_000}, r"does not expand into the 1,000,000 bytes"),
+        ({"size": 2**62}, r"the 4611686018427387904 bytes its header declares"),
+        ({"size": 1 << 36}, r"compressed bytes cannot decompress to the 68719476736 bytes its header declares"),
+        ({"size": 10**3000}, r"compressed bytes cannot decompress to the"),
+        ({"size": -1}, r"compressed bytes cannot decompress to the"),
+        ({"size": 5}, r"does not decompress to the 5 bytes"),
+        ({"size": 1_000_000}, r"does not decompress to the 1,000,000 bytes"),
         ({"size": "5"}, r"checksum does not match"),
         ({"size": None}, r"checksum does not match"),
         ({"size": 1.5}, r"checksum does not match"),

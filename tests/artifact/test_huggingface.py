@@ -388,7 +388,7 @@ def test_a_tokenizer_that_transformers_does_not_have_goes_along(tmp_path):
 @pytest.mark.parametrize("rows", [50257, 50304])
 def test_a_folder_without_a_tokenizer_has_gpt2_s_if_its_ids_fit_and_that_is_said(tmp_path, rows, caplog):
     assert find_tokenizer(tmp_path, rows).kind == "gpt2"
-    assert "has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed" in caplog.text
+    assert "has no tokenizer; using GPT-2's because the vocabulary sizes match" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [300, 50305, 65536])
@@ -399,7 +399,7 @@ def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_pat
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, the model only 300"):
+    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, but the model has only 300"):
         find_tokenizer(tmp_path, 300, "gpt2")
 
 

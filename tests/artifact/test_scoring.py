@@ -31,10 +31,10 @@ def test_a_file_that_cannot_be_scored_is_an_error_with_the_reason(tmp_path, monk
 @pytest.mark.parametrize(
     ("program", "match"),
     [
-        ("import sys; sys.exit(3)", r"the process that read the file ended with code 3"),
+        ("import sys; sys.exit(3)", r"the process that read the file exited with code 3"),
         ("print('no json')", r"`ingot eval` printed no JSON"),
-        ("import os; os.kill(os.getpid(), 9)", r"ended with code -9"),
-        ("import sys; sys.exit('Traceback: no such thing')", r"ended with code 1: Traceback: no such thing$"),
+        ("import os; os.kill(os.getpid(), 9)", r"exited with code -9"),
+        ("import sys; sys.exit('Traceback: no such thing')", r"exited with code 1: Traceback: no such thing$"),
         ("import sys; print('{\"error\": \"it is cut short\"}'); sys.exit('ingot: error: it is')", r"failed: it is cut short$"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_stop_is_heard_while_the_process_says_nothing(tmp_path, monkeypatch):
     child.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(20)\nprint('{{\"val_bpb\": 1}}')\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    with pytest.raises(RunError, match="ended with code -9"):
+    with pytest.raises(RunError, match="exited with code -9"):
         score_in_fresh_process(tmp_path / "a", stop=lambda: True)
 
 

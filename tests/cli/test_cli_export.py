@@ -60,7 +60,7 @@ def test_the_file_is_scored_by_another_process_and_agrees_with_the_checkpoint(in
 def test_a_device_that_is_not_there_is_named_as_the_option_is_and_nothing_is_written(run, capsys, monkeypatch, verb):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, err = said(capsys, verb, run, "--device", "cuda", "--json")
-    told = "--device=cuda requests GPU 0 (counted from 0), but this machine has 0; use cpu"
+    told = "--device=cuda requests GPU 0 (indices start at 0), but this machine has 0; use cpu"
     assert (code, err, json.loads(out)["error"]) == (2, f"ingot: error: {told}\n", told)
     assert not (run / "artifact").exists()
 
@@ -109,7 +109,7 @@ def test_what_fits_is_the_least_lossy_way_whatever_was_asked(asked):
 def test_a_limit_that_nothing_meets_names_the_smallest(asked):
     error = asked(0.01, "--codec", "zlib")["error"]
     assert isinstance(error, RunError)
-    assert "the smallest tried is --quantiser int8" in str(error)
+    assert "the smallest file tried, with --quantiser int8" in str(error)
 
 
 def test_json_of_an_export_over_its_limit_is_one_document(capsys, llama, tmp_path):

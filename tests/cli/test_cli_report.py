@@ -95,7 +95,7 @@ def test_of_one_run_the_settings_that_are_not_the_defaults_are_shown(call, runs,
     pytest.importorskip("matplotlib")
     assert call("report", runs[0], "-o", tmp_path / "r.html").exit_code == 0
     page = (tmp_path / "r.html").read_text()
-    assert "Settings that are not the defaults" in page and "<td>training.seed</td><td>1</td>" in page
+    assert "Settings that differ from the defaults" in page and "<td>training.seed</td><td>1</td>" in page
     assert "Over seeds" not in page
 
 

@@ -94,7 +94,7 @@ def test_an_export_brings_the_code_of_the_model_along(ingot: Ingot, data, tmp_pa
     assert (place / "model.py").read_text() == MODEL
     (place / "model.py").write_text("another model")
     refused = ingot("export", run, "--output", place / "again.ingot", "--codec", "zlib", code=2)
-    assert "is not this model's code" in one_line(refused) and not (place / "again.ingot").exists()
+    assert "but this model's code must be written there" in one_line(refused) and not (place / "again.ingot").exists()
 
 
 OPTIMIZER = """

@@ -76,7 +76,7 @@ def test_several_runs_are_a_table_and_folders_that_are_none_are_passed_over(ingo
 
 
 def test_no_runs_and_a_folder_that_is_none_are_told(ingot: Ingot, tmp_path):
-    assert "no runs below runs/" in one_line(ingot("status", folder=tmp_path, code=4))
+    assert "no runs in runs/" in one_line(ingot("status", folder=tmp_path, code=4))
     assert "is not a run folder" in one_line(ingot("status", tmp_path, code=4))
     assert "is not a run folder" in one_line(ingot("stop", tmp_path, code=4))
 

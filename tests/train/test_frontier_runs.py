@@ -161,5 +161,5 @@ def test_a_stage_may_change_the_window_and_the_last_one_is_what_is_scored(data: 
     loaded = ingot.load(tmp_path / "run" / "artifact" / "model.safetensors", device="cpu")
     assert loaded.evaluate().bits_per_byte == pytest.approx(scored(tmp_path / "run"), abs=1e-6)
     assert loaded.backend.model.window == 32
-    with pytest.raises(ConfigError, match=r"training\.stages\.0\.model: the model's method `set` refuses .*window=0 must be"):
+    with pytest.raises(ConfigError, match=r"training\.stages\.0\.model: the model's method `set` rejects .*window=0 must be"):
         train("golf/frontier", data, tmp_path / "bad", training__stages=[{"share": 1.0, "model": {"window": 0}}])

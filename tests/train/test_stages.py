@@ -225,7 +225,7 @@ def test_a_stage_hands_its_numbers_to_the_model_and_evaluation_has_the_last(trai
     ("settings", "said"),
     [
         ({"model__file": None, "model__family": "gpt2"}, r"training\.stages\.0\.model needs a model with a method `set`"),
-        ({"training__stages": [{"share": 1.0, "model": {"width": 3}}]}, r"stages\.0\.model: the model's method `set` refuses"),
+        ({"training__stages": [{"share": 1.0, "model": {"width": 3}}]}, r"stages\.0\.model: the model's method `set` rejects"),
         ({"training__stages": [{"share": 1.0, "model": {"window": 0}}]}, r"a window has at least one token"),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def is_plausible_size(size: int, stored: int) -> bool:
-    """Return True unless `size` bytes from `stored` compressed bytes would suggest a decompression bomb."""
+    """Return False if expanding `stored` compressed bytes to `size` bytes would indicate a decompression bomb."""
     return 0 <= size <= min(FREE_BYTES + MAX_RATIO * stored, MAX_PAYLOAD_BYTES)
 
 
@@ -38,7 +38,7 @@ def check_codec(codec: str) -> None:
 
 
 def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress = lambda done, total: None) -> bytes:
-    """Return the compressed concatenation of all parts."""
+    """Concatenate the parts and compress the result with `codec`."""
     total, done = sum(map(len, parts)), 0
 
     def report(count: int) -> None:
@@ -73,5 +73,5 @@ def decompress(codec: str, data: memoryview, size: int) -> bytes:
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise ValueError(f"its {codec} data is damaged ({error})") from None
     if not whole or len(payload) != size:
-        raise ValueError(f"its {codec} data does not expand into the {size:,} bytes that the file announces")
+        raise ValueError(f"its {codec} data does not decompress to the {size:,} bytes that the header declares")
     return payload

@@ -92,7 +92,7 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Yield each codec with the size in bytes of the artifact that it would give, without writing a file."""
+    """Yield each codec and the size in bytes that the artifact would have with it, without writing a file."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
@@ -126,7 +126,7 @@ def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress)
     if codec == "none":
         return payload
     size, data = sum(map(len, payload)), compress(codec, payload, progress)
-    if not is_plausible_size(size, len(data)):  # read_artifact would refuse the file as a decompression bomb
+    if not is_plausible_size(size, len(data)):  # read_artifact would reject the file as a decompression bomb
         raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); use the codec none")
     return [_header(codec, size, data), data]
 
@@ -150,7 +150,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     if codec == "none" or codec not in CODECS:
         raise ValueError(f"it is compressed with {codec!r:.20}, which this version of ingot does not support")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"its {len(data):,} compressed bytes cannot expand into the {size!s:.20} bytes of weights it announces")
+        raise ValueError(f"its {len(data):,} compressed bytes cannot decompress to the {size!s:.20} bytes its header declares")
     return memoryview(decompress(codec, data, size))
 
 
@@ -162,7 +162,7 @@ def _opened(payload: memoryview) -> Artifact:
             raise ValueError(f"it is {foreign}, not an artifact; code in the file is not run") from None
         raise ValueError(f"{error}; give a run folder, a checkpoint or an artifact") from None
     if not isinstance(metadata.get("ingot"), str):
-        raise ValueError("it is a safetensors file that ingot did not write: it lacks the settings to build the model")
+        raise ValueError("it is a safetensors file that ingot did not write: it lacks the settings needed to build the model")
     if bytes(payload[8 : CHECKSUM.start]) != PRELUDE:
         raise ValueError("it has no checksum; it is damaged or was rewritten by another program")
     digest = hashlib.sha256(payload[: CHECKSUM.start])
@@ -170,7 +170,7 @@ def _opened(payload: memoryview) -> Artifact:
     digest.update(payload[CHECKSUM.stop :])
     if bytes(payload[CHECKSUM]) != digest.hexdigest().encode():
         raise ValueError("its checksum does not match; it is damaged or was rewritten by another program")
-    lacking = "it lacks the settings to build the model"
+    lacking = "it lacks the settings needed to build the model"
     facts = _facts(metadata["ingot"], lacking)
     if not isinstance(facts.get("dtypes"), dict):
         raise ValueError(lacking)

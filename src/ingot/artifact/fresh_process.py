@@ -41,7 +41,7 @@ def score_in_fresh_process(
     with subprocess.Popen(command, env=without_ranks(os.environ), **pipes) as child:
         assert child.stdin is not None
         with child.stdin:  # the child exits when this pipe closes
-            child.stdin = None  # otherwise `communicate` would close it
+            child.stdin = None  # hide the pipe from `communicate`, which would close it
             while child.returncode is None:
                 try:
                     printed, heard = child.communicate(timeout=LOOK_SECONDS)
@@ -58,7 +58,7 @@ def score_in_fresh_process(
     except (ValueError, TypeError):
         lines = [line for line in heard.decode(errors="replace").splitlines() if line.strip() and not ROWS.fullmatch(line)]
         last = lines[-1].strip() if lines else "`ingot eval` printed no JSON"
-        said = {"error": f"the process that read the file ended with code {child.returncode}: {last}"}
+        said = {"error": f"the process that read the file exited with code {child.returncode}: {last}"}
     if "error" in said:
         raise RunError(f"{path} was written, but scoring it failed: {said['error']}")
     return said

@@ -49,7 +49,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
     elif isinstance(tokenizer, SentencePieceTokenizer):
         file = SentencePieceFile(tokenizer.contents)
         if tokenizer.marks_capitals:
-            raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
+            raise ConfigError("this SentencePiece model encodes capital letters as markers, which GGUF cannot decode")
         if file.algorithm != BPE or not file.has_bytes:
             raise ConfigError(
                 "among SentencePiece models, GGUF supports only BPE with byte fallback",
@@ -64,7 +64,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
         if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
             raise ConfigError(
-                f"the {THEIRS} of this model splits text in a way that GGUF does not support",
+                f"GGUF does not support the kind of tokenizer in this model's {THEIRS}",
                 advice="GGUF supports byte-level BPE with GPT-2's pre-tokenizer; --format huggingface supports any tokenizer",
             )
         names = {i: name for name, i in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
@@ -75,7 +75,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
     else:
         raise ConfigError(
             f"GGUF does not support a {tokenizer.kind} tokenizer",
-            advice="GGUF supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface also supports char",
+            advice="GGUF supports byte, gpt2, SentencePiece BPE and byte-level BPE; --format huggingface also supports char",
         )
     unused = range(len(tokens), rows)  # embedding rows without a token: llama.cpp requires one token per row
     return {
@@ -84,9 +84,9 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         "token_types": kinds + [UNUSED] * len(unused),
         **(more or {"tokenizer_pre": "gpt-2", "token_merges": merges}),
         **({"bos_token_id": tokenizer.bos} if tokenizer.bos is not None else {}),
-        # llama.cpp has keys for two end tokens and stops generation at either.
+        # llama.cpp stops generation at the EOS and the EOT token, so store up to two end tokens.
         **dict(zip(("eos_token_id", "eot_token_id"), ends_of(tokenizer), strict=False)),
-        "add_bos_token": tokenizer.bos is not None,  # as in `ingot generate`
+        "add_bos_token": tokenizer.bos is not None,  # `ingot generate` also puts BOS before the prompt
         "add_eos_token": False,
     }
 
@@ -127,7 +127,7 @@ def write_gguf(
     except ImportError:
         raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot-lm[gguf]'") from None
     if tokenizer is None:
-        raise ConfigError("a GGUF file contains a tokenizer, but this model has none; leave --no-tokenizer out")
+        raise ConfigError("a GGUF file must contain a tokenizer, but this export has none; add --tokenizer")
     tensors = _tensors(records, settings)
     keys = _model_keys(gguf, settings, tensors, dtype, name)
     vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])

@@ -95,7 +95,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's settings as our `model` section; the context is at least as long as the run's rows."""
+    """Read a checkpoint's settings as our `model` section; raise the context to the run's data.max_length if that is longer."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -107,7 +107,7 @@ def read_model(path: Path) -> dict[str, Any]:
 def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert gpt-simple's keys to our `model` section; `where` names the source of the keys in error messages."""
     if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
-        raise CheckpointError(f"{where} has a key {unknown[0]!r:.60} that gpt-simple does not know")
+        raise CheckpointError(f"{where} contains {unknown[0]!r:.60}, which is not a gpt-simple key")
     settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}
     for name in ("vocab_size", "width", "layers", "heads", "context"):
         if type(settings.get(name)) is not int or settings[name] < 1:
@@ -135,7 +135,7 @@ def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, An
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
         differences = "; ".join(f"model.{key} was {before[key]} and is {after[key]}" for key in changed)
-        raise CheckpointError(f"{path} cannot be continued: {differences}; set it back or choose another training.output_dir")
+        raise CheckpointError(f"{path} cannot be resumed: {differences}; undo the changes or choose another training.output_dir")
 
 
 def tokenizer_folder(path: Path) -> Path | None:

@@ -98,7 +98,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import Tokenizer as Built
 
     file = SentencePieceFile(tokenizer.contents)
-    # The tokenizers library cannot decode capital marks back into capital letters.
+    # The tokenizers library has no decoder that turns a capital mark and a small letter back into a capital letter.
     if tokenizer.marks_capitals or not file.escapes_spaces or any(piece.kind == USER_DEFINED for piece in file.pieces):
         return None
     if file.algorithm == BPE:
@@ -149,7 +149,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], Tokenizer]:
-    """Return the contents of a tokenizer's files by file name, and the tokenizer; `context` is written as model_max_length."""
+    """Return a tokenizer's files (contents by file name) and the tokenizer itself; `context` is written as model_max_length."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -165,7 +165,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError if a folder has tokenizer files not in `names`, because programs could load them instead of ours."""
+    """Raise ConfigError if a folder has tokenizer files besides `names`: other programs could load those instead of ours."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to another model's tokenizer; remove the file or give another --output")
@@ -181,7 +181,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` (default: the folder's); raise DataError if it has more ids than the model (`rows`)."""
+    """Return the tokenizer `name` (default: the folder's); raise DataError if it has more ids than the embedding has `rows`."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
@@ -191,7 +191,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     else:
         tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, the model only {rows:,}; give another")
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, but the model has only {rows:,}")
     return tokenizer
 
 
@@ -199,7 +199,7 @@ def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
     """Return GPT-2's tokenizer for a model without one; raise DataError unless the model has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
-    log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")
+    log.warning(f"{path} has no tokenizer; using GPT-2's because the vocabulary sizes match; --tokenizer selects another")
     return GPT2Tokenizer()
 
 

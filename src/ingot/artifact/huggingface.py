@@ -39,10 +39,10 @@ LLAMA_SIZES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How Hugging Face's files store one model family. Tensor names here omit `prefix`, which only some files have."""
+    """Hugging Face's file format for one model family. Tensor names here omit `prefix`, which only some files use."""
 
     prefix: str
-    written_prefix: str  # prefix in files that we write; none for GPT-2, as on the hub: MLX cannot read GPT-2 files with a prefix
+    written_prefix: str  # prefix in files that we write; empty for GPT-2 (as on the hub): MLX cannot read prefixed GPT-2 files
     embedding: str
     transposed: tuple[str, ...]
     buffers: re.Pattern[str]  # buffers in old files, ignored because the settings determine them
@@ -114,7 +114,7 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: rope_parameters or rope_scaling is {rotary!r:.60}, but must be a mapping")
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind not in ("default", "linear") or rotary.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: rope_type is {kind!r:.60}; only default and linear on all dimensions are supported")
+        raise ConfigError(f"{path}: rope_type is {kind!r:.60}; only default and linear, over all dimensions, are supported")
     return {
         "family": "llama",
         **sizes,
@@ -268,7 +268,7 @@ def cached_model(name: str) -> Path | None:
 
 
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
-    """Read a model of one of `families`, converted to our tensor names, tensor shapes and `model` section."""
+    """Read a model whose type is in `families`; convert it to our tensor names, tensor shapes and `model` section."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; give {WHOLE}")
     path = folder / CONFIG

@@ -77,10 +77,10 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
     for name in stored.keys() - tensors.keys():
         codes, scale = tensors.get(name.removesuffix(SCALE)), stored[name]
         if codes is None or codes.dtype != "I8" or codes.name not in formats:
-            raise ValueError(f"{name!r:.100} is a scale without codes")
+            raise ValueError(f"{name!r:.100} has no matching int8 codes")
         fits = scale.dtype in ("F32", "F16") and scale.shape in ((), codes.shape[:1])
         if not fits or not np.isfinite(to_array(scale)).all():
-            raise ValueError(f"the scales in {name!r:.100} have a wrong dtype or shape or are not finite")
+            raise ValueError(f"the scales in {name!r:.100} have the wrong dtype or shape, or are not finite")
     for name, dtype in formats.items():
         kept = tensors[name].dtype if name in tensors else None
         expected = FLOATS if name + SCALE not in stored else ("I8",)
@@ -112,7 +112,7 @@ def _quantised(record: TensorRecord, quantiser: str, keep: Sequence[str]) -> lis
         return [record if record.dtype == "F64" or _overflows(w, half) else half]
     w = w.astype(np.float32)
     if np.isinf(w).any():
-        raise CheckpointError(f"{record.name} contains values that are not finite; {quantiser} has no codes for them")
+        raise CheckpointError(f"{record.name} contains values that are not finite, which {quantiser} cannot represent")
     codes, scale = _golf(w) if golf else _int8(w)
     scale_format = _scale_format(scale) if scale.ndim else "F32"
     return [to_record(record.name, codes, "I8"), to_record(record.name + SCALE, scale, scale_format)]
@@ -169,7 +169,7 @@ def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _quantile(a: Float32) -> Float32:
-    """Return the same bits as torch.quantile(a, GOLF_QUANTILE, dim=1)."""
+    """Compute torch.quantile(a, GOLF_QUANTILE, dim=1) in numpy, with bit-identical results."""
     real = np.float32 if a.shape[1] <= QUANTILE_LIMIT else np.float64
     rank = real(GOLF_QUANTILE) * real(a.shape[1] - 1)
     lower, upper = int(rank), int(np.ceil(rank))

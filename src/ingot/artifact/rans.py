@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-PRECISION = 16  # bits of a frequency and of an output word
+PRECISION = 16  # bits per frequency and per output word
 WHOLE = 1 << PRECISION  # sum of all frequencies in a table
 LOW = 1 << 24  # states are in [2^24, 2^40); LOW is 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
@@ -64,15 +64,15 @@ def decode(data: memoryview, size: int) -> bytes:
         raise ValueError("its head is invalid")
     end = COUNT.size + int.from_bytes(head[: COUNT.size], "little") * SECTION.size
     if len(head) < max(end, COUNT.size):
-        raise ValueError("its head is cut short")
+        raise ValueError("its header is cut short")
     sections = list(SECTION.iter_unpack(head[COUNT.size : end]))  # item size and byte count of each part
     if any(places and (places not in PLACES or length < LEAST or length % places) for places, length in sections):
-        raise ValueError("its head describes an impossible part")
+        raise ValueError("its header describes an invalid part")
     if sum(length for _, length in sections) != size:
-        raise ValueError("its parts do not add up to the announced size")
+        raise ValueError("its parts do not add up to the declared size")
     tables, rest = _tables(head[end:], sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
-        raise ValueError("its head has the wrong length")
+        raise ValueError("its header has the wrong length")
     out = np.empty(size, np.uint8)
     streams, begin, taken = [], 0, 0
     for places, length in sections:
@@ -102,7 +102,7 @@ def entropy_bytes(counts: NDArray[np.int64]) -> float:
 
 
 def _frequencies(counts: NDArray[np.int64]) -> Frequencies:
-    """Scale counts to sum to WHOLE, with at least 1 per occurring symbol. The most common symbol absorbs the rounding error."""
+    """Scale counts to sum to WHOLE, keeping nonzero counts at 1 or more. The most common symbol absorbs the rounding error."""
     found = np.where(counts > 0, np.maximum(1, counts * WHOLE // counts.sum()), 0)
     found[counts.argmax()] += WHOLE - found.sum()
     return found
@@ -120,11 +120,11 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
         seen = np.unpackbits(np.frombuffer(head[:32], np.uint8)) > 0
         end = 32 + 2 * int(seen.sum())
         if len(seen) != 256 or len(head) < end:
-            raise ValueError("its head is cut short")
+            raise ValueError("its header is cut short")
         table = np.zeros(256, np.int64)
         table[seen] = np.frombuffer(head[32:end], "<u2").astype(np.int64) + 1
         if table.sum() != WHOLE:
-            raise ValueError("its head contains a frequency table with a wrong sum")
+            raise ValueError("its header contains a frequency table with the wrong sum")
         tables.append(table)
         head = head[end:]
     return tables, head

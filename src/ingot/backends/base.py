@@ -52,7 +52,7 @@ class StepResult:
     ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
 
     def result(self) -> StepResult:
-        """Return self, so that a backend that waits for the end of each step can return a StepResult as a Pending."""
+        """Return self: a backend that waits for every step returns its StepResult directly where a Pending is expected."""
         return self
 
 
@@ -74,14 +74,14 @@ class Group(Protocol):
         """Return the sum of each value over all ranks."""
 
     def broadcast(self, text: str) -> str:
-        """Return the text of the first rank on every rank."""
+        """Broadcast the first rank's text, and return it on every rank."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Precision of quantised weights: codes have `bits` bits, and the largest code stands for k times the rms of a row."""
+    """Precision of quantised weights: `bits` bits per code; the largest code represents k times the rms of its row."""
 
     bits: int
     k: float
@@ -93,16 +93,16 @@ class Rounding:
 
 
 class Rounder(Protocol):
-    """Quantises a model's large matrices and embedding tables; each `estimate` or `round` starts from the original weights."""
+    """A quantiser for large matrices and embedding tables; every `estimate` or `round` starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or matrices, without changing the model."""
+        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or all matrices; do not change the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return, for each weight that `round` has quantised, its int8 codes and its row scales (a record named NAME::scale)."""
+        """Return the int8 codes and row scales (a record named NAME::scale) of each weight that `round` has quantised."""
 
 
 class Inference(Group, Protocol):
@@ -116,7 +116,7 @@ class Inference(Group, Protocol):
     precision: str  # dtype of forward passes: bf16, fp16 or fp32
 
     def score(self, batch: Batch) -> float:
-        """Return the summed loss, in nats, of the batch's targets that are not -1."""
+        """Return the loss in nats, summed over the batch's targets; targets of -1 are ignored."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Yield the next token of every prompt, indefinitely, without changing the training state.
@@ -134,10 +134,10 @@ class Inference(Group, Protocol):
         """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model cannot be cast."""
 
     def weights(self) -> list[TensorRecord]:
-        """Return the weights for scoring and export (their moving average, if there is one) on the first rank, else []."""
+        """Return the weights for scoring and export (their moving average, if there is one); [] on all ranks but the first."""
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a Rounder for this model: with GPTQ, calibrated on `batches`, or with plain rounding if there are none."""
+        """Return a Rounder for this model: GPTQ calibrated on `batches`, or plain rounding if `batches` is empty."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Replace the weights before training or scoring; `where` names their source in error messages."""
@@ -154,7 +154,7 @@ class Backend(Inference, Protocol):
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose machine-dependent options (micro-batch size, attention kernel), or reuse those of an earlier session (`kept`).
 
-        `stages` holds the plan of a step for each stage of the run, with this rank's part of the batch.
+        `stages` holds, for each stage of the run, the plan of one step and this rank's part of its batch.
         """
 
     def tuned(self) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def packages(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def _mlx_installed() -> Iterator[None]:
-    """If mlx cannot be imported in the block, raise a ConfigError that gives the command to install it."""
+    """Turn a failed import of mlx in the block into a ConfigError that gives the install command."""
     try:
         yield
     except ImportError as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ingot.errors import ConfigError, DataError
 
 COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by such a value could overflow
-MOST_TOKENS = 10**8  # maximum length of a completion, which takes a day at 1,000 tokens per second
+MOST_TOKENS = 10**8  # maximum tokens per completion: more than a day at 1,000 tokens per second
 DTYPES = {  # accepted dtype names
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
@@ -23,7 +23,7 @@ DTYPES = {  # accepted dtype names
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings for sampling. With temperature 0 sampling is greedy; top_k = 0 and top_p = 1 keep all tokens."""
+    """Sampling settings. A temperature of 0 means greedy decoding; top_k = 0 and top_p = 1 keep all tokens."""
 
     temperature: float = 0.8
     top_k: int = 0
@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options for completions; completion i (from 0) of several is generated with seed + i."""
+    """Options for generating one or more completions; completion i (zero-based) uses seed + i."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0 means greedy
@@ -90,7 +90,7 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """Return options that generate completion `number` (from 0) of several on its own."""
+        """Return options with which a single completion reproduces completion `number` (zero-based) of several."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids of a prompt, by default after the start-of-document token; an empty prompt gives at least one id."""
+    """Return the ids (at least one) of a prompt, by default with the start-of-document token prepended."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids

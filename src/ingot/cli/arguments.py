@@ -131,7 +131,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; translate a gpt-simple config, and report that to `warn`."""
+    """Build the config from a recipe, a YAML file and overrides; if the file is a gpt-simple config, warn and translate it."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 
@@ -144,6 +144,6 @@ def resolve_config(
     config = read_config(file, overrides)
     kept = kept_tokens(config)
     if warn is not None:
-        warn(f"{file} is a gpt-simple config and is read in the same way as by `gpt-simple train --config`")
+        warn(f"{file} is a gpt-simple config; its settings mean the same as in `gpt-simple train --config`")
         warnings(config, warn, world_size, kept)
     return translate(config, world_size, kept)

@@ -191,9 +191,9 @@ def verify_command(
     print_splits(report.splits)
     for comparison in report.comparisons:
         print(
-            f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copied from the train split of "
-            f"{comparison.against} and {comparison.similar:,} are similar to a document in it; {comparison.share:.2%} of all "
-            f"{ngram_words}-word n-grams of these documents occur in it"
+            f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copied from documents in the train "
+            f"split of {comparison.against} and {comparison.similar:,} are similar to one; {comparison.share:.2%} of all "
+            f"{ngram_words}-word n-grams of the validation documents occur in that split"
         )
     counts: Counter[str] = Counter()
     for finding in report.findings:
@@ -256,7 +256,7 @@ def prepare_command(
             min=0,
             max=1,
             help="Fraction of the text to use for validation (default 0.1): the end of each document if there are at most 20 "
-            "documents, else whole documents, evenly spread.",
+            "documents, else whole documents, evenly spaced.",
         ),
     ] = None,
     buckets: Annotated[bool, Option("--buckets", help="Read PATH/train/NAME/ and PATH/val/NAME/ as the bucket NAME.")] = False,
@@ -281,7 +281,7 @@ def prepare_command(
         output = Path("data") / (name.partition(".")[0] or name)
     folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
-        raise DataError(f"--buckets needs one PATH, not several, with text files in train/NAME/ and val/NAME/; check {inputs[0]}")
+        raise DataError(f"--buckets needs a single PATH with text files in train/NAME/ and val/NAME/; check {inputs[0]}")
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
@@ -305,7 +305,7 @@ def prepare_command(
         return
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
-        print("piece bytes, to which the tokens decode, differ from bytes: this tokenizer changes text, usually white space")
+        print("piece bytes (the bytes of the tokens) differ from bytes: this tokenizer alters text, usually white space")
     if summary.continued_documents:
         print(f"{summary.continued_documents:,} documents were kept from an interrupted run")
     if summary.empty_documents:
@@ -337,7 +337,7 @@ def train_tokenizer_command(
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
     mark_capitals: Annotated[
-        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a mark and a lower-case letter.")
+        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a marker and a lower-case letter.")
     ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,

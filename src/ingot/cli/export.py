@@ -36,7 +36,7 @@ def export(
     ] = "latest",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in artifact/ of the run folder."),
+        Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in the run's artifact/ folder."),
     ] = None,
     layout: Annotated[
         Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
@@ -121,7 +121,7 @@ def _export_file(
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
-                raise ConfigError(f"{copy} is not this model's code, which must be next to the artifact; choose another --output")
+                raise ConfigError(f"{copy} already exists, but this model's code must be written there; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
     codes: dict[str, list[Any]] = {}  # tensor records by name
@@ -139,7 +139,7 @@ def _export_file(
 
 
 def _has_validation_text(source: Weights) -> bool:
-    """Return False if the run's data has no validation text. If it cannot be opened, return True: scoring reports the error."""
+    """Return False if the run has no validation text; if its data cannot be opened, return True: scoring reports the error."""
     from ingot.data.loading.data_path import open_dataset
 
     data = source.config.data
@@ -248,9 +248,9 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
     if not within:
         advice = "--format ingot writes a smaller file"
         if fits := record.get("would_fit"):
-            advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
+            advice = f"use {fits['options']}, which gives {fits['bytes']:,} bytes"
         elif smallest := record.get("smallest"):
-            tried = f"the smallest tried is {smallest['options']} with {smallest['bytes']:,} bytes"
+            tried = f"the smallest file tried, with {smallest['options']}, has {smallest['bytes']:,} bytes"
             advice = f"{tried}; use --quantiser std or gptq, which make smaller files, or train a smaller model"
         raise RunError(f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}; {advice}")
 

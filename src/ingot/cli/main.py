@@ -24,7 +24,7 @@ from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-# The module in ingot.cli and the function of each command or, for a group of commands, the module and the typer app.
+# Maps each command to its module in ingot.cli and its function, or a group of commands to its module and its typer app.
 GROUPS = {
     "Train and use a model": {
         "train": "train.train",
@@ -125,8 +125,8 @@ def run(args: Sequence[str] | None = None) -> None:
     json_printed.set(False)
 
     def advice(words: str) -> str:
-        own = "set it back, resume the run with its own settings (ingot train RUN) or choose another {0}"
-        return own if words == "set it back or choose another {0}" else words
+        own = "undo the changes, resume the run with its own settings (ingot train RUN) or choose another {0}"
+        return own if words == "undo the changes or choose another {0}" else words
 
     stopped = stop_exit_code(args)
     ending = explained("ingot", setting_name, advice, interrupted="error: interrupted", every_rank=True, stopped=stopped)

@@ -92,7 +92,7 @@ def _page(runs: Mapping[str, Run]) -> str:
     table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), rows)
     differing = settings_table(list(settings.values()))
     none = "No setting that affects training differs." if len(runs) > 1 and not differing else ""
-    section("Settings that differ" if len(runs) > 1 else "Settings that are not the defaults", none)
+    section("Settings that differ" if len(runs) > 1 else "Settings that differ from the defaults", none)
     table(("setting", *runs), differing)
 
     section("Curves")

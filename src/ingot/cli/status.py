@@ -44,12 +44,12 @@ def status(
     watch: Annotated[bool, Option("--watch", help="Keep showing the runs, with their curves, until all have ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how runs are doing. One run: step, loss, throughput and remaining budget. Several: a table with their best scores."""
+    """Show the status of runs: step, loss, throughput and remaining budget of one run, or a table with best scores of several."""
     opened: list[Run] = []
     for path in runs or [RUNS]:
         found = [Run(place) for place in sorted(find_runs([path]).values())]
         if not found and not runs:
-            raise CheckpointError(f"there are no runs below {RUNS}/; name another folder")
+            raise CheckpointError(f"there are no runs in {RUNS}/; specify another folder")
         opened += found or [Run.open(path)]
     if watch:
         _watch(opened, as_json)
@@ -172,7 +172,7 @@ def stop(
     force: Annotated[bool, Option("--force", help="Also send SIGTERM to the run's process, which must be on this host.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
+    """Ask a run to save and stop, from any host that can access its folder. `ingot train RUN` resumes it."""
     opened = Run.open(run)
     state = opened.stop().state
     if force:
@@ -206,7 +206,7 @@ def ui(
     listening = listen("127.0.0.1", port)
     token = secrets.token_hex(8)
     app = make_app(Watcher(folders), token, device, allow_custom_models)
-    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
+    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C to stop")
     print(f"to stop a run or open a model on the page, enter this token: {token}", flush=True)
     serve_until_stopped(app, listening)
 
@@ -253,7 +253,7 @@ def compare(
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the scores of two groups of finished runs. Prints mean, std, Welch's p-value and how many more seeds are needed."""
+    """Compare the scores of two groups of finished runs: mean, std, Welch's p-value and how many more seeds are needed."""
     from ingot.experiments.compare import compare as compare_runs
     from ingot.experiments.compare import verdict
 
@@ -278,6 +278,6 @@ def compare(
     share = f" ({100 * comparison.difference / comparison.a.mean:+.2f}%)" if comparison.a.mean else ""
     print(f"\nB - A  {comparison.difference:+.5f}{share}, {verdict(comparison)}")
     for name, values in comparison.differing.items():
-        print(f"differ in {name}: {values[0]} and {values[1]}")
+        print(f"the groups differ in {name}: {values[0]} and {values[1]}")
     for note in comparison.notes:
         print(f"note: {note}")

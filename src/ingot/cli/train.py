@@ -32,7 +32,7 @@ def train(
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
     nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
-    node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Index of this machine, counted from 0.")] = 0,
+    node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
     stop_exit_code: StopExitCode = 0,
@@ -57,7 +57,7 @@ def train(
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
             raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
-        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # report only once
+        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # warn once, not on every rank
         resolved = _settings_of_run(run_folder, settings, warn if speaks else lambda line: None)
     elif recipe == "auto":
         from ingot.config.loading import Sources
@@ -88,7 +88,7 @@ def train(
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # takes a second to import, so the live line is shown first
+        from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
@@ -112,7 +112,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
 
     own = {"training.output_dir": str(folder), "training.resume": "auto"}
     for name in own.keys() & given.keys():
-        raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
+        raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave out either {name} or the run")
     run = Run.open(folder)
     last = RunFolder(folder).environment()
     besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user
@@ -123,7 +123,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # the last session wrote it; no edits since
+    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # config.yaml is as the last session wrote it
     return replace(resolved, files=()) if wrote_config else resolved
 
 
@@ -149,7 +149,7 @@ def _print_result(result: TrainingResult, limit: int | None) -> None:
     folder = shlex.quote(str(result.run_dir))
     if result.status == "stopped":
         begun = (result.run_dir / "config.yaml").is_file()
-        print(f"\nResume with: ingot train {folder}" if begun else "\nTraining had not begun; the same command starts it.")
+        print(f"\nResume with: ingot train {folder}" if begun else "\nTraining had not started; rerun the command to start it.")
     elif result.checkpoint_path is not None:
         print(f"\nGenerate more text with: ingot generate {folder}")
 
@@ -182,9 +182,9 @@ def sweep(
         resolved = load_config(recipe, config, given, sweep=settings)
         chosen, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
-            defaults["evaluation.final_rows"] = None  # all rows: "auto" would score a slow arm on only part of the text
+            defaults["evaluation.final_rows"] = None  # all rows: "auto" would score a slow trial on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
-            defaults["artifact.write"] = False  # exporting takes seconds, and this sweep compares another score
+            defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep does not compare its score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
@@ -242,7 +242,7 @@ def validate(
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check settings, data and folder of a run before it starts. Exit code 0: no warnings, 2: warnings, 1: it cannot start."""
+    """Check a run's settings, data and folder before it starts. Exit code: 0 = no warnings, 2 = warnings, 1 = it cannot start."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config
@@ -251,7 +251,7 @@ def validate(
     try:
         resolved = resolve_config(recipe, config, given_settings(ctx), max(1, world_size), warn)
     except ConfigError as error:
-        error.exit_code = BLOCKED  # a run whose config cannot be read cannot start
+        error.exit_code = BLOCKED  # the exit code of `validate` for a run that cannot start
         raise
     report = validate_config(resolved.config, world_size, began=process_start())
     if probe and not report.findings.blocked:

@@ -59,7 +59,7 @@ def evaluate(
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
-    tell_rows: Annotated[bool, Option("--tell-rows", hidden=True, help="For programs: print a line per batch.")] = False,
+    tell_rows: Annotated[bool, Option("--tell-rows", hidden=True, help="Print a machine-readable line per batch.")] = False,
 ) -> None:
     """Score a trained model: loss and bits per byte of a validation split, or accuracies on tasks."""
     model_path = artifact or path
@@ -85,7 +85,7 @@ def evaluate(
         print_json({"model": model.weights.path, "checks": checks}) if as_json else print_columns(rows_of_checks)
         if failed := [check.name for check in checks if not check.passed]:
             raise RunError(
-                f'scores of {model.weights.path} are invalid: the check "{failed[0]}" failed; look at its forward pass'
+                f'scores of {model.weights.path} are invalid: the check "{failed[0]}" failed; inspect the model\'s forward pass'
             )
         return
 
@@ -231,7 +231,7 @@ def serve(
     path: ModelPath,
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8000,
-    token: Annotated[str | None, Option(metavar="TEXT", help=f"Token clients must send. Default: ${TOKEN_VARIABLE}.")] = None,
+    token: Annotated[str | None, Option(metavar="TEXT", help=f"API token for clients. Default: ${TOKEN_VARIABLE}.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: the name of PATH.")] = None,
     which: Which = "latest",
     dtype: Dtype = None,
@@ -253,14 +253,14 @@ def serve(
     name = _served_name(path, name)
     app = make_app(model, name, token)
     print(
-        f"serving {name} at http://{address}:{listening.getsockname()[1]}/v1 on {model.backend.device.name}; Ctrl-C ends it",
+        f"serving {name} at http://{address}:{listening.getsockname()[1]}/v1 on {model.backend.device.name}; Ctrl-C to stop",
         flush=True,
     )
     serve_until_stopped(app, listening)
 
 
 def _served_name(path: Path, name: str | None) -> str:
-    """Return the model name shown to clients, in printable characters: `name`, else that of the run folder or the file's stem."""
+    """Return the model name shown to clients, in printable characters: `name`, else the run folder's name or the file's stem."""
     resolved = path.resolve()
     folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
     return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

@@ -42,7 +42,7 @@ class IngotLM(TemplateLM):
     def eot_token_id(self) -> int:
         """Return the id of the end-of-text token."""
         if (mark := marks_of(self.model.tokenizer).eos) is None:
-            raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no end-of-text token")
+            raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no end-of-text token, which lm-eval needs")
         return mark
 
     @property

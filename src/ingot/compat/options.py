@@ -89,7 +89,7 @@ def defaults(options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def copied(options: Mapping[str, Option]) -> dict[str, str]:
-    """Return, for each option whose value is copied unchanged, the Ingot setting that it is copied to."""
+    """Map each option whose value is copied unchanged to the Ingot setting that receives the value."""
     return {name: option.sets for name, option in options.items() if option.sets and not option.computed}
 
 

@@ -111,7 +111,7 @@ def known() -> list[str]:
 
 
 def setting_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
-    """Return the setting at a path, or None; a path inside a free-form mapping gives the setting of the whole mapping."""
+    """Return the setting at a path, or None; a path inside a free-form mapping resolves to the setting that holds the mapping."""
     setting = settings(family).get(".".join(path[:2]))
     return setting if setting and (len(path) == 2 or setting.free_form) else None
 

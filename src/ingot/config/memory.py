@@ -37,7 +37,7 @@ def state_bytes(config: Config, size: Size) -> int:
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes that input rows take on one rank, which holds the rows of HELD_STEPS steps at once."""
+    """Return the bytes of the input rows that one rank holds in memory: those of HELD_STEPS steps."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
@@ -50,7 +50,7 @@ def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
 
 
 def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int:
-    """Return k if the backward pass should recompute every k-th block on a device with `memory` bytes, or 0 for no block."""
+    """Return k if the backward pass should recompute every k-th block on a device with `memory` bytes; 0 means no blocks."""
     t = config.training
     if t.gradient_checkpointing != "auto":
         return int(t.gradient_checkpointing)

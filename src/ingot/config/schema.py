@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, type, default and meaning, and the checks across settings.
+"""Every setting of a run, with its name, type, default and description, and the checks that involve several settings.
 
 `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema are generated from this file. A field's
 description says what the value does and gives its unit. The model settings are defined in model/settings.py.
@@ -24,8 +24,8 @@ class PhaseSection(Section):
     """A phase of the run with its own mix of buckets."""
 
     tokens: Positive = Field(
-        description="Number of target tokens to train on in this phase. The next phase begins at the first step after them; the "
-        "last phase lasts until the end of the run."
+        description="Length of the phase in target tokens. The next phase begins at the first step after this length is reached; "
+        "the last phase lasts until the end of the run."
     )
     mix: dict[str, Rate] = Field(description="Sampling weight of each bucket in this phase, as in data.mix.")
 
@@ -48,7 +48,7 @@ class DataSection(Section):
     trust_tokens: bool = Field(
         False,
         description="true: accept token files of other programs without checking them; needed for random tokens or a lossy "
-        "tokenizer. false: refuse them if decoding a sample of their tokens and encoding that text gives different tokens.",
+        "tokenizer. false: reject them if decoding and re-encoding a sample does not reproduce the same tokens.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
@@ -82,8 +82,8 @@ class DataSection(Section):
     )
     already_read: str | None = Field(
         None,
-        description="With data.sampling=pack or document, a file that lists documents to skip in the first epoch. `gpt-simple "
-        "train` writes it when it resumes a run of the original gpt-simple, to skip what that run has already read.",
+        description="With data.sampling=pack or document, a file that lists documents to skip in the first epoch. When "
+        "`gpt-simple train` resumes a run of the original gpt-simple, it lists the documents already read in this file.",
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
@@ -110,19 +110,19 @@ class EvaluationSection(Section):
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
-        description="Number of rows of the validation split that each evaluation during training scores. null: all rows. The "
-        "final evaluation scores evaluation.final_rows instead.",
+        description="Number of validation rows to score at each evaluation during training. null: all rows. The final "
+        "evaluation uses evaluation.final_rows instead.",
     )
     final_rows: Positive | Literal["auto"] | None = Field(
         "auto",
-        description="Number of rows, spread evenly over the validation split, that are scored by the final evaluation and for "
-        "the artifact. null: all rows. auto: all rows; but if budget.seconds is set, budget.artifact_bytes is not, and scoring "
-        "all rows would take more than 10 seconds and more than half of the budget, only as many as can be scored in the longer "
-        "of these two times. Evaluations during training are then limited in the same way and together take at most as long as "
-        "the training. Reports say if a score covers only part of the rows.",
+        description="Number of rows, evenly spaced over the validation split, to score in the final evaluation and for the "
+        "artifact. null: all rows. auto: all rows, unless budget.seconds is set without budget.artifact_bytes and scoring all "
+        "rows would take longer than both 10 seconds and half of the budget; the number of rows is then limited to fit in the "
+        "longer of these two times. Evaluations during training are limited in the same way and together take at most as long "
+        "as the training. Reports state if a score covers only part of the rows.",
     )
     train_rows: Positive | None = Field(
-        None, description="Number of rows of the training split that every evaluation also scores. null: none."
+        None, description="Number of training rows to score as well at every evaluation. null: none."
     )
     whole_rows: bool = Field(
         False, description="Skip the last validation row if the text does not fill it. false: score every token of the split."
@@ -143,7 +143,7 @@ class EvaluationSection(Section):
         0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
     )
     sample_prompt: str = Field("", description="Prompt for the samples. Empty: only the start-of-document token.")
-    temperature: Rate = Field(0.8, description="Temperature at which the samples are generated.")
+    temperature: Rate = Field(0.8, description="Sampling temperature for the samples.")
     top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: sample from all tokens.")
     tasks: str | list[str] | None = Field(
         None,
@@ -155,7 +155,7 @@ class EvaluationSection(Section):
     )
     task_items: Positive | None = Field(100, description="Number of items to score from the start of each task file. null: all.")
     task_truncate: bool = Field(
-        False, description="Drop the beginning of task texts longer than the context. false: treat such texts as an error."
+        False, description="Truncate task texts that exceed the context, dropping their beginning. false: raise an error."
     )
 
 
@@ -209,10 +209,10 @@ class OptimizerSection(Section):
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
-        description="How Muon's weight decay changes over the budget, besides following the learning rate. constant: not at all. "
-        "falling: linearly to 0. rising: down to 0.25 times its value at half of the budget, then up to 1.25 times at the end.",
+        description="How Muon's weight decay changes over the budget, in addition to following the learning rate. constant: "
+        "not at all. falling: linearly to 0. rising: to 0.25 times its value halfway, then to 1.25 times its value at the end.",
     )
-    muon_cautious: bool = Field(False, description="Let Muon decay only those weights that its update also moves towards 0.")
+    muon_cautious: bool = Field(False, description="Decay only the weights that Muon's update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
         None,
         description="Use NorMuon, with this decay: divide each row of an update (each column of a wide matrix) by its running "
@@ -243,8 +243,8 @@ class OptimizerSection(Section):
         "cosine",
         description="Learning rate after the warm-up. constant: the peak throughout. cosine: down to the floor at step "
         "decay_steps. wsd: constant, then linear to the floor over the last decay_steps. budget: the same over the last "
-        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: the same over the last "
-        "decay_steps or, if budget.seconds is set, over the time that they take on average.",
+        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: like wsd; if "
+        "budget.seconds is set, the decay takes the last decay_steps times the average step time of the budget.",
     )
     warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
@@ -262,17 +262,17 @@ class OptimizerSection(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the names of the built-in groups, for the parameters that no entry of `groups` matches."""
+        """Return the names of the built-in groups, which hold the parameters that match no entry of `groups`."""
         return ("embedding", "head", "matrix", *(["rest"] if self.name == "muon" else []), "scalar")
 
 
 class StageSection(Section):
-    """A stage of the run with its own batch size, row length and learning rates."""
+    """A stage of the run with its own batch size, sequence length and learning rates."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="Length of the stage as a fraction of the budget (seconds or steps, whichever is further along). The shares "
-        "of all stages add up to 1.",
+        "of all stages must add up to 1.",
     )
     steps: Positive | None = Field(
         None, description="Length of the stage in steps, instead of a share. The last stage continues to the end of the run."
@@ -307,15 +307,15 @@ class TrainingSection(Section):
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
         description="Rows per forward pass on one rank. auto: on a GPU, Ingot times all of a step's rows at once, half of them, "
-        "a quarter and so on, and uses the smallest number that is about as fast as the fastest; elsewhere, at most 16,384 "
-        "tokens.",
+        "a quarter and so on, and uses the smallest micro-batch that is about as fast as the fastest; elsewhere, at most "
+        "16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Random seed of the initial weights and of dropout.")
     device: str = Field("auto", description="Device to use: cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads per rank; their number changes results slightly (rounding). auto: OMP_NUM_THREADS if set, else "
-        "the fastest number, which is measured when the run begins and kept when it is resumed.",
+        description="Number of CPU threads per rank, which affects results slightly (rounding). auto: OMP_NUM_THREADS if set, "
+        "else the fastest number, which is measured when the run begins and kept when it is resumed.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
@@ -345,7 +345,7 @@ class TrainingSection(Section):
     )
     loss_chunk: Positive | None = Field(
         None,
-        description="Number of tokens whose logits are in memory at once. null: those of the whole micro-batch. Smaller chunks "
+        description="Number of tokens whose logits are in memory at once. null: all tokens of the micro-batch. Smaller chunks "
         "take less memory and slightly more time.",
     )
     kernels: Literal["auto", "off"] | list[Kernel] = Field(
@@ -401,7 +401,7 @@ class TrainingSection(Section):
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Seconds after which this session must have saved and stopped, start-up and evaluation included. null: the "
+        description="Time limit of this session in seconds, including start-up, evaluation and the last save. null: the "
         "time left until SLURM_JOB_END_TIME, else INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
     )
     walltime_reserve_seconds: Rate | None = Field(
@@ -414,7 +414,7 @@ class TrainingSection(Section):
     keep_last: Positive | None = Field(
         2,
         description="Number of most recent regular checkpoints to keep. The best checkpoint, milestones and the last checkpoints "
-        "saved at a stop and at the end of the run are kept in addition. null: keep all.",
+        "saved at a stop and at the end of the run are always kept. null: keep all.",
     )
     keep_every: Count = Field(
         0, description="Checkpoints at multiples of this step count are milestones, which are never deleted. 0: no milestones."
@@ -443,7 +443,7 @@ class ArtifactSection(Section):
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
         description="How the weights are stored. none: unquantised, in artifact.dtype. int8: large matrices as int8 with one "
-        "scale per row. int8-golf: the same by the golf challenge's rule, with scales of at least 1/127. std: weights are "
+        "scale per row. int8-golf: the same with the golf challenge's rule: scales of at least 1/127. std: weights are "
         "rounded to artifact.bits bits, with a step size proportional to the standard deviation of the row. gptq: the same "
         "step sizes, but rounding minimises the change in the outputs of each matrix on training text.",
     )
@@ -560,9 +560,9 @@ def _check_rows(config: Config) -> None:
             raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest {nearest}")
     if config.model.context is not None and config.model.context < seq_len:
         context = f"model.context={config.model.context}"
-        raise ValueError(f"{context} is shorter than data.seq_len={seq_len}; raise it or set it to null")
+        raise ValueError(f"{context} is shorter than data.seq_len={seq_len}; raise model.context or set it to null")
     if config.stride > seq_len:
-        raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len}; it would skip tokens")
+        raise ValueError(f"evaluation.stride={config.stride} must be at most data.seq_len={seq_len}, or tokens would be skipped")
     spans = data.spans if isinstance(data.spans, int) else sum(data.spans)
     if data.sampling == "stream" and config.rows_per_step % spans:
         total = "" if isinstance(data.spans, int) else f", {spans} rows in all,"
@@ -625,7 +625,7 @@ def _check_stages(config: Config) -> None:
         name = f"training.stages.{number}"
         if (stage.share is None) == (stage.steps is None):
             has = "neither share nor steps" if stage.share is None else "both share and steps"
-            raise ValueError(f"{name} has {has}; set exactly one of them, as the length of the stage")
+            raise ValueError(f"{name} has {has}; set exactly one of the two")
         if stage.seq_len is not None and seq_len % stage.seq_len:
             problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
             advice = "choose a divisor of data.seq_len"
@@ -640,7 +640,7 @@ def _check_stages(config: Config) -> None:
     longest = max(stage.seq_len or seq_len for stage in stages)
     if longest < seq_len:
         rows = f"the longest rows have {longest} tokens"
-        raise ValueError(f"training.stages: {rows}, but data.seq_len={seq_len}; set it to {longest}")
+        raise ValueError(f"training.stages: {rows}, but data.seq_len={seq_len}; set data.seq_len to {longest}")
     shares, steps = [stage.share for stage in stages if stage.share], [stage.steps for stage in stages if stage.steps]
     if shares and steps:
         raise ValueError("training.stages: some stages have a share and some have steps; use only shares or only steps")

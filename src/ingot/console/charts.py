@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 
 def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> list[Panel]:
-    """Return panels for loss, bits per byte, task accuracy and, with `speed`, tokens per second, each with lines for all runs."""
+    """Return panels for loss, bits per byte, task accuracy and, with `speed`, tokens per second; each shows all runs."""
     tasks = [(run, task, points) for run, curve in curves.items() for task, points in curve.tasks.items()]
     panels = {
         "training loss, nats per token": [(name, curve.loss) for name, curve in curves.items()],
@@ -70,7 +70,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False) -> list[str]:
-    """Return a panel as lines for a terminal of `width` cells: braille curves that each end in a letter, and a legend."""
+    """Render a panel as lines of text, `width` cells wide: braille curves, each ending in a letter, and a legend."""
 
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text
@@ -117,7 +117,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
 
 
 def describe_stalls(timing: Timing, limit: int) -> str:
-    """Describe the longest stalls of a run, at most `limit` of them, and count the others."""
+    """Describe the `limit` longest stalls of a run and count the rest."""
     longest = [f"{seconds:.1f} s before step {step:,}" for step, seconds in timing.stalls[:limit]]
     more = len(timing.stalls) - len(longest)
     return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"

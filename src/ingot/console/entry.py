@@ -1,4 +1,4 @@
-"""Report the error that ends a program: print it in one line and set the exit code of its class.
+"""Report the error that ends a program: print it on one line and set the exit code for its class.
 
 A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
 another rank's failure waits.
@@ -37,7 +37,7 @@ MAX_FRAMES = 3  # an error shows at most this many stack frames of the user's fi
 
 
 def _user_error(error: BaseException) -> IngotError | None:
-    """Convert a Python error or an error in a custom model to one that the user can fix; return None for a bug in Ingot."""
+    """Convert a Python error or an error in a custom model to an IngotError; return None if it is a bug in Ingot."""
     message = str(error)
     if isinstance(error, OSError):
         reason = error.strerror or message
@@ -54,7 +54,7 @@ def _user_error(error: BaseException) -> IngotError | None:
     if isinstance(error, UnicodeEncodeError) or "embedded null" in message:
         return ConfigError(f"a name or text contains invalid characters ({message})", advice="correct it")
     if message.startswith("Symlink loop"):
-        return ConfigError(message, advice="give the path that the link should lead to")
+        return ConfigError(message, advice="give the target path instead of the link")
     cause: BaseException | None = error
     while cause is not None:  # search the whole chain for a frame in a custom model's file
         frames = [
@@ -95,10 +95,10 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Print an error raised in the `with` block in one line, and set the exit code of the Outcome that the block receives.
+    """Print an error raised in the `with` block on one line, and set the exit code of the Outcome that the block receives.
 
-    `name` and `advise` translate settings and advice in the message; `stopped` is the exit code of a stop before training. An
-    error that all ranks raise is printed by the first rank and, with `every_rank`, by any other rank still alive after a wait.
+    `name` and `advise` translate settings and advice in the message; `stopped` is the exit code for a stop before training.
+    An error that all ranks raise is printed by the first rank and, with `every_rank`, by other ranks still alive after a wait.
     """
     outcome = Outcome()
     for stream_name in ("stdout", "stderr"):
@@ -165,7 +165,7 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print a line on stderr."""
+    """Print a line to stderr."""
     with suppress(OSError, ValueError):  # stderr may be a closed pipe
         print(shown(line), file=sys.stderr, flush=True)
 
@@ -176,6 +176,6 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def _drop_stdout() -> None:
-    """Redirect stdout, whose reader is gone, to /dev/null, so that Python's flush at exit does not report an error."""
+    """Redirect stdout to /dev/null after its reader has exited, so that Python's flush at exit does not report an error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

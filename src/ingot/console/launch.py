@@ -43,7 +43,7 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `python -m module <argv>`, or `<command> <argv>`, as `nproc` ranks; return the exit code of the first that fails, or 0.
+    """Run `python -m module <argv>` or `<command> <argv>` as `nproc` ranks; return 0 or the exit code of the first failed rank.
 
     On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
@@ -97,7 +97,7 @@ def launch(
 def _supervise(
     program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
 ) -> int:
-    """Wait for all ranks, forwarding signals as mapped by `instead`; if one fails, stop the others. Return the exit code."""
+    """Wait for all ranks and return the exit code; if one fails, stop the others. `instead` remaps the signals to forward."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -115,7 +115,7 @@ def _supervise(
         if code and not exit_code:
             exit_code = code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
             if code < 0:  # the rank was killed by a signal, so it could not print the reason
-                print(f"{program}: error: rank process {ended.pid} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+                print(f"{program}: error: rank process {ended.pid} was killed by {signal.Signals(-code).name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
             for rank in alive:
                 rank.send_signal(signal.SIGTERM)

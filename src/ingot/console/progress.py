@@ -25,12 +25,12 @@ COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return True for a terminal that supports erasing lines."""
+    """Return True if the stream is a terminal that can erase lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def draw_lines(lines: Sequence[str], drawn: int) -> int:
-    """Draw lines on stdout over the `drawn` lines of the last call, cut to the terminal's size; return how many were drawn."""
+    """Draw lines on stdout over the `drawn` lines of the last call, truncated to the terminal's size; return the number drawn."""
     width, height = os.get_terminal_size(sys.stdout.fileno())  # (0, 0) if the terminal does not report its size
     shown_lines = []
     for line in lines[: max(1, (height or 24) - 1)]:

@@ -61,10 +61,10 @@ class FileInfo:
         with reading(path):
             size = path.stat().st_size
             if self.size is not None and size != self.size:
-                return f"{size:,} bytes instead of {self.size:,}"
+                return f"expected {self.size:,} bytes, got {size:,}"
             expected = self.sha256 or self.git_sha1
             if expected and (actual := file_sha256(path) if self.sha256 else git_hash(path.read_bytes())) != expected:
-                return f"hash {actual[:12]} instead of {expected[:12]}"
+                return f"expected hash {expected[:12]}, got {actual[:12]}"
         return None
 
 
@@ -107,7 +107,7 @@ class Hub:
                     self.repo, repo_type=self.repo_type, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS
                 )
             except (KeyError, TypeError, json.JSONDecodeError) as error:
-                raise DataError(f"{self.endpoint} does not answer like a Hugging Face hub; check HF_ENDPOINT") from error
+                raise DataError(f"{self.endpoint} does not respond like a Hugging Face hub; check HF_ENDPOINT") from error
             files = {}
             for file in info.siblings or ():
                 lfs = file.lfs
@@ -138,7 +138,7 @@ class Hub:
                 count(int(size or 0))
 
             def update_transfer(self, *_: object, **settings: object) -> None:
-                """Ignore the transferred bytes, which are fewer than the file's because the hub deduplicates equal chunks."""
+                """Ignore the bytes transferred: the hub deduplicates identical chunks, so they are fewer than the file size."""
 
             set_transfer_postfix_str = update_transfer
 
@@ -180,7 +180,7 @@ class Hub:
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, errors.HFValidationError):
-            return ConfigError(f"{self.repo!r} is not the name of a repository; write OWNER/NAME")
+            return ConfigError(f"{self.repo!r} is not a valid repository name; expected OWNER/NAME")
         if isinstance(error, errors.OfflineModeIsEnabled) or (self.offline and isinstance(error, errors.LocalEntryNotFoundError)):
             absent = f"{what} of {self.repo} is not in the hub's cache {self.cache}"
             return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset HF_HUB_OFFLINE to download")
@@ -202,7 +202,7 @@ def connect(endpoint: str) -> None:
     """Raise ConnectionError within seconds if the host does not accept a connection."""
     address = urlsplit(endpoint)
     if address.hostname is None or getproxies().get(address.scheme):
-        return  # behind a proxy only the client knows how to connect
+        return  # skip the check: behind a proxy, only the client knows how to connect
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
@@ -213,11 +213,11 @@ def connect(endpoint: str) -> None:
 def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
     """Return the parquet files of hf:ORG/NAME[/CONFIG][:SPLIT], downloading them if necessary; SPLIT defaults to train.
 
-    `instead` is the advice to print if the hub cannot be reached.
+    `instead` is the alternative that the error message suggests if the hub cannot be reached.
     """
     parts = NAME.fullmatch(name)
     if not parts:
-        raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
+        raise ConfigError(f"{name} is not a valid name of a Hugging Face dataset; expected hf:ORG/NAME[/CONFIG][:SPLIT]")
     hub = Hub(parts["repository"])
     note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # inside the cache, to be deleted with it
     try:
@@ -228,14 +228,14 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
             try:
                 listing = hub.listing(CONVERTED)
             except Missing:
-                raise DataError(f"{name} has no parquet files; download its files and use those with text as input") from None
+                raise DataError(f"{name} has no parquet files; download it and give its text files as input") from None
             files = [file for file in listing.files if file.endswith(".parquet")]
             configs = [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
         revision = listing.commit
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
         if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client may fail without raising an error
-            raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
+            raise Unreachable(f"{missing[0]} of {hub.repo} was not downloaded from {hub.endpoint}")
     except Unreachable as error:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # the record may be missing or damaged
             record = read_json(note)
@@ -251,7 +251,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
 
 
 def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:
-    """Return those of `files` that belong to a configuration and a split; raise an error if there are none."""
+    """Return the `files` that belong to a configuration and a split; raise an error if there are none."""
     if config == EVERY and configs:
         chosen = [file for each in configs for file in select(files, [each], None, split, name)]
     elif configs:
@@ -271,12 +271,12 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         inside = [file for file in files if config in (None, EVERY) or f"/{config}/" in f"/{file}"]
         if not inside:
             folders = sorted({folder for file in files if (folder := file.rpartition("/")[0])})
-            raise DataError(f"{name}: no folder {config!r} with parquet files; the folders with such files are {_some(folders)}")
+            raise DataError(f"{name}: no parquet files in a folder {config!r}; folders with parquet files: {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
-        raise DataError(f"{name}: no parquet files for the split {split!r}; name one of the splits in {_some(files)}")
+        raise DataError(f"{name}: no parquet files for the split {split!r}; choose one that appears in: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
-        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download and use the original files")
+        raise DataError(f"{name}: the hub has only part of the dataset as parquet ({partial}); use the original files")
     return sorted(chosen)
 
 

@@ -144,7 +144,7 @@ class Evaluator:
         return sum(-(-len(own) // self.micro_batch) for _, _, own in self._dealt(rows))
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Evaluator, NDArray[np.int64]]]:
-        """Yield, for every part, its name, its evaluator and those of `rows` that it contains, as row indices within the part."""
+        """Yield the name and evaluator of every part with the `rows` that it contains, as row indices within the part."""
         first = 0
         for name, part in self.parts.items():
             stop = first + part.count(None)

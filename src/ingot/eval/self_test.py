@@ -1,6 +1,6 @@
 """Check that an evaluation is valid: tokens are scored exactly once, no prediction sees the future, probabilities sum to 1.
 
-The checks compare the summed loss of a batch, which `evaluate` uses too, with the loss after changing future tokens and with
+The checks compare the summed loss of a batch, computed as in an evaluation, with the loss after changing future tokens and with
 the probabilities that the model computes without targets. A model that fails a check may look better than it is.
 """
 
@@ -47,7 +47,7 @@ def self_test(
     lines = [batch[i : i + 1] for batch in evaluator.batches(chosen) for i in range(len(batch))]
     lines = [line for line in lines if (line[0, 1] != IGNORED).any()]
     return [
-        *(_tiled(name, part) for name, part in evaluator.parts.items() if type(part) is Evaluator),  # not for packed rows
+        *(_tiled(name, part) for name, part in evaluator.parts.items() if type(part) is Evaluator),  # skip packed rows
         _check_causal(lines, score, vocab_size, draw),
         *_check_probabilities(lines, score, probabilities, vocab_size, head_rows, TOLERANCE[precision]),
     ]
@@ -72,7 +72,7 @@ def _tiled(bucket: str, evaluator: Evaluator) -> Check:
     if passed:
         return Check(name, True, f"{scored:,} tokens, rows {how}")
     twice, never = int(np.count_nonzero(times > 1)), int(np.count_nonzero(times[1:] == 0))
-    found = f"{twice:,} tokens scored more than once, {never:,} never, {wrong:,} after a wrong token"
+    found = f"{twice:,} tokens scored more than once, {never:,} not scored, {wrong:,} predicted from a wrong token"
     return Check(name, False, f"{found}; rows {how}")
 
 
@@ -89,8 +89,8 @@ def _check_causal(lines: Sequence[Batch], score: Callable[[Batch], float], vocab
             later = other[0, 0, place + 1 :]
             later[:] = (later + draw.integers(1, max(2, vocab_size), len(later))) % vocab_size
             largest, looks = max(largest, abs(score(alone) - score(other))), looks + 1
-    result = f"{looks} tokens of {len(lines)} rows, largest change {largest:.2g} nats"
-    return Check("no token sees itself or the future", bool(largest <= SAME_SHAPE_TOLERANCE), result)
+    result = f"{looks} tokens in {len(lines)} rows, largest change in loss {largest:.2g} nats"
+    return Check("predictions depend only on earlier tokens", bool(largest <= SAME_SHAPE_TOLERANCE), result)
 
 
 def _check_probabilities(
@@ -116,7 +116,7 @@ def _check_probabilities(
     difference = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
     padded = head_rows > vocab_size  # padding rows of the head get some of the probability
     passed = most <= 1 + SAME_SHAPE_TOLERANCE and least >= (0 if padded else 1 - SAME_SHAPE_TOLERANCE)
-    result = f"sum over all {vocab_size:,} tokens after {len(lines)} rows: {least:.6f} to {most:.6f}"
+    result = f"sum over all {vocab_size:,} tokens at the end of {len(lines)} rows: {least:.6f} to {most:.6f}"
     rest = f"; {head_rows - vocab_size:,} padding rows in the head" if padded else ""
     return [
         Check("losses match the model's probabilities", bool(largest <= tolerance), difference),

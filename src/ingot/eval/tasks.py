@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a task. The model chooses the likeliest pair; a single pair is right if it is the greedy continuation."""
+    """An item of a task. The model picks the likeliest pair; a single pair is correct if greedy decoding would produce it."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -200,7 +200,7 @@ def _read_items(
             items.append(task.read(record if labels is None else {**record, "label": labels[number]}))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {reason}") from None
+            raise DataError(f"{where}: line {number + 1} of {part} is not a valid item of the task: {reason}") from None
     if not items:
         raise DataError(f"{where} has no items in {part}")
     return items

@@ -1,7 +1,7 @@
 """Compare the scores of two groups of finished runs, read from their folders.
 
-Each side of a comparison is a group of runs that differ only in their seeds (an arm). Scores are comparable if the validation
-text is the same, even with different tokenizers.
+The runs of a group (an arm) differ only in their seeds. Scores are comparable if the validation text is the same, even with
+different tokenizers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Reader = Callable[[Path, ScoreName], Scored]
 
 @dataclass(frozen=True)
 class Side:
-    """The runs on one side of a comparison, with their scores."""
+    """One of the two groups of runs being compared, with its scores."""
 
     runs: list[Scored]
     scores: list[float]
@@ -76,14 +76,14 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
-        raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; remove it from one side")
+        raise ConfigError(f"{min(both)} is given on both sides, which must be independent; remove it from one side")
     for run in runs[1:]:  # scores are not comparable if texts, tokens (for val_loss) or byte counts differ
         same_text = run.text_bytes is not None and run.text_bytes == runs[0].text_bytes and score != "val_loss"
         counted = [side.settings.get(BYTES) for side in (runs[0], run)]
         if not same_text and score != "val_loss" and counted[0] != counted[1]:
             raise ConfigError(
-                f"{runs[0].path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} "
-                "is not comparable; train one of them with the other's setting"
+                f"{runs[0].path} and {run.path} count bytes differently ({BYTES}={counted[0]} and {counted[1]}), so their "
+                f"{score} is not comparable; train one of them with the other's setting"
             )
         if not same_text and run.data != runs[0].data:
             paths = [side.settings.get("data.path") for side in (runs[0], run)]
@@ -99,11 +99,11 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
     kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
-    notes = [f"scores do not cover the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
+    notes = [f"scores do not cover all validation text ({parts}); evaluation.final_rows=null scores all of it"] * bool(parts)
     if len(kinds) > 1:
-        notes.append(f"scores are {' and '.join(kinds)}: tokens on one side have more context; use the same evaluation.stride")
+        notes.append(f"runs are scored {' and '.join(kinds)}: one side has more context; use the same evaluation.stride")
     elif runs[0].sliding:
-        notes.append(f"scores are {kinds[0]}: rows overlap, so scores are lower than without overlap")
+        notes.append(f"runs are scored {kinds[0]}: rows overlap, so scores are lower than without overlap")
     return Comparison(*sides, test, more, differing, tuple(notes), sides[1].mean - sides[0].mean)
 
 
@@ -143,7 +143,7 @@ def verdict(comparison: Comparison) -> str:
     if more is None:
         return f"{p}: no practical number of seeds would separate A and B"
     seeds = f"{more[0]} more seeds of each" if more[0] == more[1] else f"{more[0]} more seeds of A and {more[1]} of B"
-    return f"{p}: not settled, {seeds} are needed for p < {LEVEL:g}"
+    return f"{p}: not significant, {seeds} are needed for p < {LEVEL:g}"
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:

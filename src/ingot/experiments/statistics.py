@@ -25,7 +25,7 @@ class Welch:
 
 
 def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
-    """Run Welch's t-test on two samples of two or more numbers, as if each had at least `at_least` numbers."""
+    """Run Welch's t-test on two samples of two or more numbers; smaller samples are treated as if they had `at_least` numbers."""
     difference = statistics.fmean(b) - statistics.fmean(a)
     size_a, size_b = max(at_least, len(a)), max(at_least, len(b))
     error_a, error_b = statistics.variance(a) / size_a, statistics.variance(b) / size_b

@@ -86,7 +86,7 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
             parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
         arm = re.sub(r"[^\w.=,+-]+", "-", ",".join(parts))
         if arm in arms:
-            raise ConfigError(f"two arms have the name {arm}; remove one of two equal values or name the arms with --arms FILE")
+            raise ConfigError(f"two arms have the name {arm}; remove the duplicate value, or name the arms in --arms FILE")
         arms[arm] = {**settings, **dict(values)}
     return arms
 
@@ -154,7 +154,7 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
         if text != first_text:
             why = "use different data, and scores on different validation texts are not comparable"
         elif score == "val_loss" and dataset.fingerprint != tokens:
-            why = "have different tokens: their val_loss is not comparable, their val_bpb is"
+            why = "have different tokens, so their val_loss is not comparable (their val_bpb is)"
         elif score != "val_loss" and size != first_size:
             why = f"count bytes in different ways ({BYTES}), so their {score} is not comparable"
         elif (judged[-1] or in_part) and dataset.fingerprint != tokens:
@@ -234,7 +234,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     process.join()
     if not process.exitcode:
         return None
-    why = f"its process was ended by signal {-process.exitcode}"
+    why = f"its process was killed by signal {-process.exitcode}"
     if process.exitcode > 0:
         words = output.read_text(errors="replace").strip() if output.exists() else ""
         why = words.rpartition("\n")[2].strip() or f"exit code {process.exitcode}"

@@ -34,7 +34,7 @@ class Closed(RunError):
 
 @dataclass
 class Chunk:
-    """Generated tokens with their text and, if requested, their scores; the last chunk of a completion has a `finish`."""
+    """Generated tokens with their text and, if requested, scores; `finish` is set only in the last chunk of a completion."""
 
     text: str
     ids: list[int]
@@ -45,7 +45,7 @@ class Chunk:
 
 @dataclass(eq=False)
 class Completion:
-    """A requested completion. `put` is called with each chunk, from the engine's thread; the last chunk has a `finish`."""
+    """A requested completion. The engine's thread calls `put` with each chunk; `finish` is set only in the last one."""
 
     ids: list[int]
     is_new: bool  # True if the completion starts a document
@@ -60,7 +60,7 @@ class Completion:
 
 
 class Engine:
-    """Generates all completions in one thread. They may be submitted from any other thread."""
+    """Generates all completions in one thread; `submit` may be called from any other thread."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -121,7 +121,7 @@ class Engine:
                 wait = False
 
     def _begin(self) -> None:
-        """Begin one batch for requests of zero tokens, and one for the first other request and those that can join it."""
+        """Begin a batch of the requests for zero tokens, and a batch of the first other request and those that can join it."""
         self._waiting = [text for text in self._waiting if not text.gone.is_set()]
         scored = [text for text in self._waiting if not text.tokens]
         if scored:
@@ -142,7 +142,7 @@ class Engine:
         self._batches.append(self._write(part))
 
     def _score(self, texts: list[Completion]) -> Generator[None]:
-        """Answer requests for zero new tokens; if echoed prompts need scores, score one batch of them per turn."""
+        """Answer requests for zero new tokens; echoed prompts that need scores are scored one batch per turn."""
         left, scored = list(texts), [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
 
         def answer(text: Completion, scores: RowScores | None) -> None:
@@ -166,7 +166,7 @@ class Engine:
     def _write(self, texts: list[Completion]) -> Generator[None]:
         """Generate one token of each completion per turn, until all are done."""
         rows, begun = {row: Writing(self.model, text) for row, text in enumerate(texts)}, False
-        most = (self.model.context or 10**9) + 1  # longest row to score: beyond the context, only the last tokens count
+        most = (self.model.context or 10**9) + 1  # maximum length of a row to score; longer rows are cut to their last tokens
         shared, seeds = texts[0].sampling, tuple(text.sampling.seed for text in texts)
         sampling = Sampling(temperature=shared.temperature, top_p=shared.top_p, seeds=seeds)
         try:
@@ -205,7 +205,7 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
-    if isinstance(error, GeneratorExit):  # raised in the generator of a batch when it is closed
+    if isinstance(error, GeneratorExit):  # raised inside a batch's generator when the generator is closed
         error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")
@@ -240,11 +240,11 @@ class Writing:
         if self.text.stream and (self.text.logprobs is None or len(self.row) - self._sent >= SCORE_EVERY):
             written = self._held[self._echoed :]
             sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
-            return self._cut(len(self._held) - max(sizes, default=0))  # hold back what may begin a stop string
+            return self._cut(len(self._held) - max(sizes, default=0))  # hold back text that may be the start of a stop string
         return None
 
     def _stopped(self) -> bool:
-        """Truncate the held text before its first stop string; return True if it contained one."""
+        """Truncate the unsent text before its first stop string; return True if it contained one."""
         positions = [self._held.find(stop, self._echoed) for stop in self.text.stop]
         first = min((position for position in positions if position >= 0), default=None)
         if first is not None:
@@ -252,7 +252,7 @@ class Writing:
         return first is not None
 
     def _cut(self, characters: int, finish: str | None = None) -> Chunk | None:
-        """Return a chunk with the first `characters` held characters and all unsent tokens; None if there is nothing to send."""
+        """Return a chunk of `characters` unsent characters and all unsent tokens; None if it has neither text nor `finish`."""
         shown, self._held = self._held[:characters], self._held[characters:]
         if not shown and finish is None:
             return None

@@ -1,4 +1,4 @@
-"""Open a trained model, generate with it and score it. All entry points open models here."""
+"""Open trained models, generate text with them and score them, for the commands and for the Python API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fin
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights and the metadata to open or export it; `run` is the run folder, if known."""
+    """A model's weights and the metadata needed to open or export it; `run` is the model's run folder, if known."""
 
     path: Path
     run: Path | None
@@ -68,7 +68,7 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
             weights = foreign_weights(theirs, records, settings, tokenizer, None if folder is None else str(folder))
         except ConfigError as error:
             raise CheckpointError(f"{theirs / MODEL} lacks the settings to build its model: {error}") from None
-        # Accept any tokenizer: the one saved with the model has a padding token that the one used to prepare the data lacks.
+        # Accept any tokenizer: the tokenizer saved with the model has a padding token that the data's tokenizer lacks.
         return replace(weights, run=theirs.parent.parent, facts={**weights.facts, "tokenizer_fingerprint": None})
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
@@ -90,7 +90,7 @@ def locate_weights(path: Path) -> Path:
     checkpoint_path = locate_checkpoint(path)
     for file, file_record in read_index(checkpoint_path)["files"].items():
         if not (checkpoint_path / file).is_file() or (checkpoint_path / file).stat().st_size != file_record["bytes"]:
-            raise CheckpointError(f"{checkpoint_path / file} is missing or does not have {file_record['bytes']:,} bytes")
+            raise CheckpointError(f"{checkpoint_path / file} is missing or its size is not {file_record['bytes']:,} bytes")
     return checkpoint_path.resolve()
 
 
@@ -121,9 +121,9 @@ def foreign_weights(
     named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
-    """Return the Weights of a model from a foreign file, with a complete config built from the model `settings`.
+    """Return the Weights of a model that another program saved, with a complete config built from the model's `settings`.
 
-    `named` is the name or path of the model's tokenizer. `scoring` is the result of `scoring_of`, if the file contains it.
+    `named` is the name or path of the model's tokenizer. `scoring` holds the scoring settings stored in the file, if any.
     """
     length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
@@ -299,7 +299,7 @@ class LoadedModel:
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
-            reason = "a custom model keeps its dtype, and mlx has no fp16; leave dtype out"
+            reason = "custom models cannot be cast, and mlx does not support fp16; leave dtype out"
             raise ConfigError(f"{self.weights.path} cannot be opened with dtype {dtype}: {reason}")
         return self
 
@@ -312,9 +312,9 @@ class LoadedModel:
         stride: int | None = None,
         seq_len: int | None = None,
     ) -> Score:
-        """Return loss and bits per byte on the validation split of `data` (default: the data the model was trained on).
+        """Return the loss and bits per byte on the validation split of `data` (default: the data the model was trained on).
 
-        Row length and stride default to those of training; with `seq_len` but no `stride`, rows do not overlap.
+        Row length and stride default to those of the training config; with `seq_len` but no `stride`, rows do not overlap.
         """
         evaluator = self._evaluator(data, stride, seq_len)
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
@@ -337,13 +337,13 @@ class LoadedModel:
         where, tokenizer = data or named, None if data else config.data.tokenizer
         try:
             dataset = open_dataset(where, tokenizer, config.data.trust_tokens)
-        except NoTokenizer:  # data that does not name a tokenizer is assumed to use that of the model
+        except NoTokenizer:  # data that does not name a tokenizer is assumed to use the model's tokenizer
             if config.data.tokenizer is None:
                 raise
             dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
             version = f"another version of {named}, with different validation texts"
-            raise DataError(f"{path} was trained on {version}; --data {named} scores it on text that it may have been trained on")
+            raise DataError(f"{path} was trained on {version}; --data {named} scores it anyway, perhaps on training text")
         own, theirs = self.tokenizer, dataset.tokenizer
         same = own.fingerprint() == theirs.fingerprint()
         if not same and self.weights.facts.get("tokenizer_fingerprint") is None:  # another program may have added a padding token
@@ -362,8 +362,8 @@ class LoadedModel:
             if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learned positional embeddings
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
-                where = f"the range 1 to {most:,}, the lengths that {self.weights.path} supports"
-                raise ConfigError(f"a row length of {seq_len:,} tokens is outside {where}")
+                where = f"{self.weights.path} supports row lengths from 1 to {most:,} tokens"
+                raise ConfigError(f"{where}, not {seq_len:,}")
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
             if not 1 <= stride <= config.data.seq_len:
@@ -373,7 +373,7 @@ class LoadedModel:
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Load a model onto a device. If its weights are cast to `dtype` (fp32, bf16 or fp16), it can generate but not score."""
+    """Load a model onto a device, cast to `dtype` (fp32, bf16 or fp16) if given; a cast model can generate but not score."""
     backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
     model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # drop the tensors to free memory
@@ -381,7 +381,7 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dty
 
 
 def settings_on(weights: Weights, device: str) -> Config:
-    """Return the config for opening weights on a device."""
+    """Return the config of the weights, with the given device and, for a custom model, the path of its Python file."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
     if not own and layers > len(weights.tensors):  # the config of an untrusted file may request any number of layers
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
@@ -394,7 +394,7 @@ def _with(config: Config, section: str, **changes: str | int | None) -> Config:
 
 
 def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
-    """Return the tokenizer given by `name`, or else the one stored with the model, or else that of the training data."""
+    """Return the tokenizer `name`; by default, the one stored with the model, or else that of `data` or of the training data."""
     path, facts, section = weights.path, weights.facts, weights.config.data
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:
@@ -411,6 +411,6 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
             raise CheckpointError(f"{path} was exported without its tokenizer, which cannot be found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "contains its tokenizer" if own is not None else "was exported without its tokenizer"
-        other = f"{name or data or section.tokenizer or section.path} does not match it"
+        other = f"{name or data or section.tokenizer or section.path} does not match that tokenizer"
         raise CheckpointError(f"{path} {was}, but {other}; give the tokenizer that the model was trained with")
     return chosen_tokenizer

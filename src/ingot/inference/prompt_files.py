@@ -41,7 +41,7 @@ class Request:
 
 
 class Problems(ConfigError):
-    """All problems found in a prompt file, reported in a single error."""
+    """An error that lists all problems found in a prompt file."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -54,7 +54,7 @@ def expand(path: str) -> str:
 
 
 def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
-    """Read the requests of a prompt file; the other arguments are defaults for omitted fields. Raise Problems with all errors."""
+    """Read a file of requests, with the other arguments as defaults for omitted fields; raise Problems listing all errors."""
     requests: list[Request] = []
 
     def add(line: str, fields: dict[str, Any]) -> list[str]:
@@ -73,11 +73,11 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         reference = chosen.get("checkpoint") or chosen.get("output_dir") or model
         line_dtype, line_options = chosen.get("dtype") or dtype, replace(options, **overrides)
         if chosen.get("checkpoint") and chosen.get("output_dir"):
-            problems.append("model has a checkpoint and an output_dir; give only one of them")
+            problems.append("model must not have both checkpoint and output_dir; give only one of them")
         if line_dtype not in DTYPES:
             problems.append(f"model.dtype must be one of {', '.join(DTYPES)}, not {line_dtype!r}")
         if reference is None:
-            problems.append("no model is given; name a model in the line, or for all lines with --checkpoint or --output-dir")
+            problems.append("no model is given; add one to this line, or set one for all lines with --checkpoint or --output-dir")
         problems += [f"generation.{problem}" for problem in line_options.problems()]
         if not problems:
             own = chosen.get("tokenizer") or tokenizer
@@ -92,7 +92,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
 def read_prompts(
     path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]] = lambda line, fields: ()
 ) -> list[dict[str, Any]]:
-    """Read a file of JSON objects, each with a prompt; raise Problems with all errors, including those that `check` returns."""
+    """Read a file of JSON objects, each with a prompt; raise Problems listing all errors, including those from `check`."""
     with readable(path, DataError), open_to_read(path) as file:
         lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
     records, problems = [], []
@@ -113,7 +113,7 @@ def read_prompts(
         problems += [f"{line}: {problem}" for problem in [*wrong, *check(line, fields)]]
         records.append(fields)
     if not records and not problems:
-        problems = [f"{path} contains no prompts; it needs an object with a prompt on each line"]
+        problems = [f"{path} contains no prompts; each line must be a JSON object with a prompt"]
     if problems:
         raise Problems(problems)
     return records
@@ -131,7 +131,7 @@ class Load:
 
 
 def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> list[Load]:
-    """Group requests by model, dtype and tokenizer; each group opens its model once. Weights are not read here."""
+    """Group requests by model, dtype and tokenizer, so that each combination is opened only once. No weights are read here."""
     paths: dict[str, Path] = {}
     problems: list[str] = []
     for name in dict.fromkeys(request.model for request in requests):
@@ -179,7 +179,7 @@ def answer_all(
 def _answer(
     model: LoadedModel, batch: dict[int, Request], options: GenerationOptions, say: Callable[[str], None]
 ) -> dict[int, dict[str, Any]]:
-    """Complete requests with equal settings; if the batch fails, retry each one alone, so that only failing ones get an error."""
+    """Complete requests with equal settings; if the batch fails, retry one by one, so that only failing requests get an error."""
     seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
         texts = model.generate_batch([request.fields["prompt"] for request in batch.values()], options, seeds)

@@ -1,7 +1,7 @@
-"""Compute the log-probabilities of rows of tokens, and the scores of benchmark tasks from them.
+"""Compute log-probabilities of rows of tokens, and benchmark scores from these log-probabilities.
 
-Batches contain rows of similar length, as many as fit in memory. Batches are split among ranks, and every rank calls the model
-equally often, because a sharded model gathers its weights in each call.
+Rows of similar length share a batch; the batch size is halved when memory runs out. Batches are distributed over the ranks, and
+all ranks call the model the same number of times, because a sharded model gathers its weights in each call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def score_rows(
     firsts: Sequence[int],
     top: int = 1,
 ) -> list[RowScores]:
-    """Score rows on a single rank: return the log-probabilities of the tokens of each row i from position firsts[i] >= 1 on."""
+    """Return the log-probabilities of the tokens in each row i from position firsts[i] >= 1 onwards; for a single rank only."""
     by_row: dict[int, RowScores] = {}
     for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -89,7 +89,7 @@ class TaskRows:
 
 
 def read_items(names: Sequence[str], folder: Path | None, limit: int | None = None) -> Items:
-    """Read the items of tasks from a folder or from the hub, at most the first `limit` of each file."""
+    """Read the items of tasks from a folder or from the Hugging Face Hub, at most the first `limit` items of each file."""
     if folder is not None and not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with the task files")
     return {(name, part): items for name in names for part, items in read_task(name, folder, limit).items()}
@@ -98,7 +98,7 @@ def read_items(names: Sequence[str], folder: Path | None, limit: int | None = No
 def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Setting | None) -> TaskRows:
     """Tokenize items into rows; raise ConfigError for texts longer than the context.
 
-    `truncate` names the setting that allows truncating such texts on the left, as lm-eval does; None: truncate them.
+    With `truncate` None, such texts are truncated on the left, as in lm-eval; otherwise, the error suggests setting `truncate`.
     """
     most, rows = context + 1, []  # one token more than the context, because a row's last token is only a target
     for (_, part), some in items.items():
@@ -114,7 +114,7 @@ def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Settin
             rows.append((row, max(1, len(row) - len(after))))
         if longer and truncate is not None:
             what = f"{longer:,} of {len(pairs):,} texts of {part} are longer than the model's context of {context:,} tokens"
-            raise ConfigError(what, truncate, advice="{0} cuts off their beginnings")
+            raise ConfigError(what, truncate, advice="use {0} to truncate them from the left")
     return TaskRows(items, rows)
 
 

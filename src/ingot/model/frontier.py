@@ -80,7 +80,7 @@ class Positions(NamedTuple):
 
 
 class Gate(nn.Module):
-    """Computes a factor between 0 and 2 per head and token from a few channels of the layer's input; initially, it is 1."""
+    """A gate: one factor between 0 and 2 per head and token, computed from a few channels of the layer's input; initially 1."""
 
     def __init__(self, width: int, channels: int, heads: int):
         super().__init__()
@@ -138,7 +138,7 @@ class FrontierAttention(nn.Module):
         return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
-        """Return keys (B, S, K, D) with the unrotated dimensions of the previous token, except at the start of a document."""
+        """Return keys (B, S, K, D) with their unrotated dimensions taken from the previous token, except at document starts."""
         # The cache stores keys as they were before this replacement, so the key of the previous token is always available here.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
@@ -162,7 +162,7 @@ class FrontierMLP(nn.Module):
 
 
 class FrontierBlock(nn.Module):
-    """A block over N flattened tokens. Only attention depends on the rows, so the rest is not recompiled for each row length."""
+    """A block over N flattened tokens. Only attention needs the row length, so the rest is not recompiled for a new length."""
 
     compiled_parts = ("enter", "attend", "leave")  # if only blocks are compiled, each of these methods is compiled on its own
 
@@ -294,7 +294,7 @@ class Frontier(LanguageModel):
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:
-        """Return training FLOPs per token: 6 per weight of a matmul, and 12 per layer, channel and token that attention sees."""
+        """Return the training FLOPs per token: 6 per matmul weight, plus 12 per layer, channel and attended token."""
         embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]
         lookups = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # weights that no matmul uses
         seen = sum(seq_len if block.attn.long else min(seq_len, self.window) for block in self.blocks)

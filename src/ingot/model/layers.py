@@ -182,7 +182,7 @@ class Rotation(nn.Module):
 
 @contextmanager
 def extended_context(model: Any, tokens: int) -> Iterator[None]:
-    """Inside the `with` block, let a model with rotary positions accept rows of `tokens` tokens, even beyond its context."""
+    """Let a model with rotary positions accept rows of `tokens` tokens within the `with` block, even beyond its context."""
     rotation = getattr(model, "rotation", None)
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
@@ -280,7 +280,7 @@ def causal_attention(
     if uses_flash(form, mask, dropout) and T == S:
         return flash_attention(q, k, v, window, document_starts(mask), form != "flash4")
     if isinstance(mask, Boundaries):
-        raise ValueError("a Boundaries mask needs the form flash4 or cudnn-flash4, without a cache or dropout")
+        raise ValueError("a Boundaries mask requires form flash4 or cudnn-flash4, no cache and no dropout")
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows and cannot be used with a filled cache")
     if isinstance(mask, BlockMask):

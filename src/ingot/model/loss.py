@@ -34,7 +34,7 @@ def head_loss(
     fused: bool = False,
     fp8: bool = False,
 ) -> Tensor:
-    """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 if all are ignored.
+    """Return the mean loss of (..., T) targets given hidden states (..., T, C) and a head (V, C); 0 if all targets are ignored.
 
     `chunk` is the number of tokens whose logits are in memory at once. `fp8` has no effect if gradients are disabled.
     """

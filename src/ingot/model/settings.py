@@ -67,7 +67,7 @@ class ModelSettings(Section):
         return self
 
     def weights_besides_embedding(self, rows: int, context: int) -> int | None:
-        """Return the number of parameters besides the token embedding (`rows` rows), for `context` positions; None if unknown."""
+        """Return the number of parameters without the token embedding (`rows` rows), for `context` positions; None if unknown."""
         return None
 
 
@@ -100,7 +100,7 @@ class FileSettings(DropoutSettings):
 
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     file: str = Field(
-        description="Python file with a class Model; the constructor gets those `model` settings that it takes as arguments."
+        description="Python file with a class Model; the constructor receives the `model` settings it takes as arguments."
     )
     settings: dict[str, Any] = Field({}, description="Additional keyword arguments for the constructor of Model.")
 
@@ -137,7 +137,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
     mlp_bias: Annotated[bool | None, PORTABLE] = Field(None, description="Add biases to the MLP. null: the value of bias.")
     mlp: Literal["gated", "plain"] = Field(
-        "gated", description="MLP: down(up(x) * act(gate(x))), or plain down(act(up(x))).", json_schema_extra=portable("gated")
+        "gated", description="Gated: down(up(x) * act(gate(x))). Plain: down(act(up(x))).", json_schema_extra=portable("gated")
     )
     activation: Literal["silu", "gelu", "relu"] = Field(
         "silu",
@@ -244,7 +244,7 @@ class FrontierSettings(RotarySettings):
         "one layer can look up what followed an earlier occurrence of a token. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
-        "SSSSL", description="One letter per layer, repeated: S sees the last `window` tokens, L the whole row. Last layer: L."
+        "SSSSL", description="One letter per layer, repeated: S sees `window` tokens, L the whole row; the last layer is L."
     )
     window: Size = Field(256, description="Window of the S layers in tokens, including the current one. Stages can change it.")
     values: Literal["none", "projections", "tables"] = Field(
@@ -253,7 +253,7 @@ class FrontierSettings(RotarySettings):
         "a projection of the embedding. tables: a separate embedding per layer, which has many weights but needs no FLOPs.",
     )
     value_layers: list[Count] | None = Field(
-        None, description="Layers to which `values` applies, counted from 0. null: every second layer, starting from the last."
+        None, description="Indices of the layers to which `values` applies. null: every second layer, ending with the last."
     )
     head_gate: bool = Field(True, description="Multiply the output of each head by a gate computed from the layer's input.")
 

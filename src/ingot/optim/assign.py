@@ -1,7 +1,7 @@
 """Assignment of parameters to groups, each with an optimizer and peak learning rate; used by both torch and MLX.
 
-A parameter belongs to the first entry of `optimizer.groups` that matches its name. All others are grouped by kind, which
-groups.py determines. With Muon, the group `rest` has parameters of kind `matrix` outside the blocks or with over two dimensions.
+A parameter belongs to the first entry of `optimizer.groups` that matches its name; all others are grouped by kind (groups.py).
+With Muon, parameters of kind `matrix` outside the blocks or with more than two dimensions are in the group `rest`.
 """
 
 from __future__ import annotations

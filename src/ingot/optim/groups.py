@@ -47,7 +47,7 @@ def make_optimizers(
         param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
             raise ConfigError(
-                "the optimizers of make_optimizers(groups) must contain every parameter exactly once, in groups of the same name"
+                "the optimizers of make_optimizers(groups) must contain each parameter exactly once and keep the group names"
             )
         return optimizers
     muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
@@ -60,7 +60,7 @@ def make_optimizers(
 
 
 def members(model: nn.Module, settings: OptimizerSection) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
-    """Return each non-empty group with its parameters, by name."""
+    """Return each non-empty group and a dict of its parameters, keyed by name."""
     parameters = dict(trainable(model))
     group_of = assign(settings, kinds(model), {name for name, _ in block_matrices(model)})
     groups = []

@@ -50,7 +50,7 @@ def polar_express(iterations: int) -> tuple[Polynomial, ...]:
 
 def nearest_to_one(low: float, high: float) -> tuple[Polynomial, float]:
     """Return the odd quintic polynomial that is nearest to one on low .. high, and its largest error (Remez algorithm)."""
-    if low > 0.99 * high:  # too narrow for the solver; the Taylor polynomial is accurate to 1e-6
+    if low > 0.99 * high:  # the interval is too narrow for the solver; the Taylor polynomial is accurate to 1e-6
         m = (low + high) / 2
         a, b, c = 1.875 / m, -1.25 / m**3, 0.375 / m**5
         return (a, b, c), max(abs(a * x + b * x**3 + c * x**5 - 1) for x in (low, high))
@@ -68,7 +68,7 @@ NEWTON_SCHULZ: Polynomial = (3.4445, -4.7750, 2.0315)  # five iterations map 0.0
 
 
 def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
-    """Return the polynomial of each iteration; `newton-schulz` repeats one, `polar-express` has a different one for each."""
+    """Return the polynomial of each iteration: always the same for `newton-schulz`, different ones for `polar-express`."""
     return polar_express(iterations) if coefficients == "polar-express" else (NEWTON_SCHULZ,) * iterations
 
 
@@ -171,7 +171,7 @@ def update_matrices(
         update = equal_rows(update)
     if o.beta2 is not None and squares_before is not None:
         update, squares = normalise_neurons(update, squares_before, o.beta2)
-    # Rows of a square orthogonal matrix have norm one, those of a tall semi-orthogonal one less; the factor compensates for that.
+    # Rows of a square orthogonal matrix have norm 1, but rows of a tall semi-orthogonal matrix are shorter; this compensates.
     update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
     decay = lr * weight_decay
     if skip is not None:
@@ -210,7 +210,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        # The backend may set `found_inf`, as for fused AdamW; if it is one, the step changes nothing. The host never reads it.
+        # The backend may set the tensor `found_inf`, as for fused AdamW: 1 skips the update. The host never reads the value.
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)

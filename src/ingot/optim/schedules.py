@@ -71,7 +71,7 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
 def average_decay(config: Config, step: int) -> float | None:
     """Return the decay of the moving average of the weights for a step; None if no average is kept.
 
-    The decay is smaller in the first steps; otherwise the useless initial weights would dominate the average for a long time.
+    The decay is smaller in the first steps; otherwise the initial weights would dominate the average for a long time.
     """
     decay = config.optimizer.ema_decay
     return None if decay is None else min(decay, (1 + step) / (10 + step))

@@ -40,10 +40,10 @@ SMALLEST = 2048  # minimum tokens per step: in 50 s one core reached 2.499 bits 
 # Maximum number of epochs: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
 # With OF_LITTLE and steps of 512 tokens instead of 2,048, the byte model (of width 32) reached 3.27 bits per byte after 8 epochs.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens read per weight when data is scarce; there, half the width was better by 0.03 bits per byte
+READ_PER_WEIGHT = 20.0  # tokens read per weight when data is scarce; half the width then saved 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
-GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s with 28 M weights, H200 at 782 TFLOP/s
+GPU_UTILISATION = 0.33  # share of the matmul rate reached in training: 1.5 M tokens/s with 28 M weights on an H200 at 782 TFLOP/s
 PROBE_SECONDS = 1.5  # without a GPU, training steps are timed for this long
 # Best vocabulary for this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42, bytes 2.55.
 # The models of the recipe frontier have 8,192 ids, so the vocabulary size grows with the fourth root of the number of weights.
@@ -82,7 +82,7 @@ def _wanted_weights(operations: float) -> float:
 
 
 def choose_tokenizer(operations: float, text_bytes: int) -> str:
-    """Return the name of the tokenizer to learn for a budget in floating-point operations and a text of `text_bytes` bytes."""
+    """Return the name of the tokenizer to use for a budget of `operations` FLOPs and a training text of `text_bytes` bytes."""
     ids = PROBED_IDS * (_wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
     most = 1 << int(math.log2(max(1, text_bytes // BYTES_PER_ID)))
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
@@ -118,11 +118,11 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
     settings |= {"data.tokenizer": facts.tokenizer} if facts.tokenizer else {}
     text = f"{facts.tokens:,} tokens"
     if facts.tokenizer is not None:
-        learned = f"{facts.vocab_size:,} ids learned from them" if facts.tokenizer != "byte" else "bytes, too few for more ids"
+        learned = f"{facts.vocab_size:,} learned ids" if facts.tokenizer != "byte" else "bytes: too few to learn ids"
         text = f"{facts.bytes:,} bytes are {text} ({learned})"
     order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
     little = (
-        f"; this is little data, which a model memorises in more than {MOST_PASSES} passes: the model has {weights:,} weights "
+        f"; more than {MOST_PASSES} passes over so little data lead to memorising, so the model has {weights:,} weights "
         f"instead of {wanted:,.0f}, weight decay is stronger, and the run ends before its {facts.seconds:g} s are over"
     )
     return settings, (
@@ -134,7 +134,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
 
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
-    """Return the config of `--recipe auto`. Its choices override only the recipe. Unless `fresh`, a resumed run keeps them."""
+    """Return the config of `--recipe auto`, which replaces only recipe values. A resumed run keeps its choices unless `fresh`."""
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
@@ -207,7 +207,7 @@ def _width(weights: float, facts: Facts, heads: int) -> int:
 
 
 def _heads(width: int) -> int:
-    """Return a number of heads that divides a width, with about 128 channels each, or 32 in a narrow model."""
+    """Return a number of heads that divides `width`, with about 128 channels per head, or 32 if the width is below 256."""
     wanted = width / (128 if width >= 256 else 32)
     counts = [count for count in range(1, width // 2 + 1) if width % (2 * count) == 0] or [1]
     return min(counts, key=lambda count: abs(count - wanted))

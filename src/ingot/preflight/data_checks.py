@@ -39,7 +39,7 @@ CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of the checks; `cause` is an error with its message, raised if the finding keeps a run from starting."""
+    """One result of the checks; `cause` holds the message and is raised if the finding keeps a run from starting."""
 
     code: str
     severity: Severity
@@ -97,7 +97,7 @@ class Findings(list[Finding]):
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """A bucket of a split; a split without buckets has one bucket, "all". Tokens and documents are None if uncounted."""
+    """The counts of one bucket of a split (None: not counted); a split without buckets has a single bucket named "all"."""
 
     files: int
     tokens: int | None
@@ -164,7 +164,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if problem is not None and problem.code == "data.path.missing":  # its advice covers data and tokenizer
+            if problem is not None and problem.code == "data.path.missing":  # this finding's advice covers data and tokenizer
                 findings.append(problem)
             problem = Finding("tokenizer.load_failed", "error", error)
     if problem is not None:
@@ -268,7 +268,7 @@ def shares(mix: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_supply(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
-    """Check that the data has as many tokens as the run reads."""
+    """Check that the data has enough tokens for the run."""
     epochs, halts, buckets = config.data.epochs, config.data.exhausted == "halt", facts.splits.get("train", {})
     tokens = facts.tokens()
     if not config.data.phases and total is not None and tokens:
@@ -295,7 +295,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
         tokens = buckets[name].tokens if name in buckets else None
         if epochs is not None and tokens is not None and demand > epochs * tokens:
             supply = epochs * tokens
-            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}: {count(demand - supply)} short"
+            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, {count(demand - supply)} too many"
             then = "the run would halt at that point" if halts else "the other buckets then share its weight"
             findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
     demand = sum(phase.tokens for phase in config.data.phases)

@@ -108,7 +108,7 @@ def validate(
         advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
         settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
         findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
-    # If there is an error in the data, its token counts are wrong.
+    # Skip the supply check after an error in the data, because the token counts are wrong.
     if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):
         check_supply(config, data, total, allow_mismatch, findings)
     output, vocab_size = _check_output(config, findings), rows or ids
@@ -221,7 +221,7 @@ def _check_output(config: Config, findings: Findings) -> Path | None:
 
 
 def check_resume(config: Config, output: Path | None, data: RunData, findings: Findings) -> dict[str, Any] | None:
-    """Check whether the run can resume; return the path, step and tokens of its checkpoint, or None without a usable one."""
+    """Check whether the run can resume; return its checkpoint's path, step and tokens, or None if no checkpoint is usable."""
     resume = config.training.resume
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
@@ -243,7 +243,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
             refuse_lost(output)
     except CheckpointError as error:
         code = UNREADABLE if isinstance(error, Unreadable) else "resume.resolve_failed"
-        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has a code for each reason
+        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has a separate finding code for each reason
             path = named_path(resume, output)
             if not path.is_dir():
                 code = "resume.path_missing"

@@ -210,7 +210,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
+NAME_A_CHECKPOINT = "give the path of a checkpoint or run folder, or auto or never"
 
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
@@ -280,7 +280,7 @@ def started_from(newest: Checkpoint, path: Path) -> bool:
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for an unusable checkpoint: `run` already holds another run or newer checkpoints; `why` says which."""
+    """Return the error for a run folder `run` that already holds another run or newer checkpoints; `why` says which."""
     return CheckpointError(
         f"{{0}}: {run} {why} (newest checkpoint: step {step})",
         Setting("training.resume", resume),

@@ -100,7 +100,7 @@ class RunFolder:
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            # The folder belongs to a run (of any version) if it has a file that only runs write, or a lock and all subfolders.
+            # The folder belongs to a run (of any version) if it has a file that only a run writes, or a lock and all subfolders.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
             marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
@@ -116,7 +116,7 @@ class RunFolder:
             ]
         if foreign:
             raise CheckpointError(
-                f"{self.path} already contains {' and '.join(foreign)}, which no run of Ingot wrote",
+                f"{self.path} already contains {' and '.join(foreign)}, which Ingot did not create",
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )
@@ -231,8 +231,8 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and tell the user which ones; all other files are kept.
 
-        `also` has patterns of files that a compatibility command writes, and `keep` files not to delete. The caller must hold
-        the lock. The lock file and empty folders are kept, so that the command can be repeated if it is killed here.
+        `also` lists patterns of files that a compatibility command writes, `keep` lists files not to delete. The caller must hold
+        the lock. The lock file and empty folders are kept, so that the command can be rerun if it is killed during the deletion.
         """
         kept = {path.resolve() for path in keep}
         doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
@@ -245,7 +245,7 @@ class RunFolder:
             return
         counts = Counter(path.parent.relative_to(self.path).as_posix() for path in to_delete if path.parent != self.path)
         names = [path.name for path in to_delete if path.parent == self.path]
-        say(f"--force deletes in {self.path}: {', '.join([*names, *(f'{name}/ ({count})' for name, count in counts.items())])}")
+        say(f"--force deletes from {self.path}: {', '.join([*names, *(f'{name}/ ({count})' for name, count in counts.items())])}")
         with writing(self.path):
             for path in to_delete:
                 if path.is_dir() and not path.is_symlink():

@@ -56,7 +56,7 @@ class Bins:
     def push(self, columns: Columns) -> None:
         """Append lines, given as an array of shape (columns, lines)."""
         before, self.lines = self.lines, self.lines + columns.shape[1]
-        if self.lines > self._values.shape[1]:  # at least double the capacity: reading then takes linear time
+        if self.lines > self._values.shape[1]:  # at least double the capacity, so that reading takes linear time
             self._values = np.hstack([self._values, np.empty((len(self.names), self.lines))])
         self._values[:, before : self.lines] = columns
 
@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Percentiles of the seconds per step, and the longest stalls, each as (last step, total seconds beyond the median)."""
+    """Percentiles of the seconds per step, and the longest stalls, each as (last step, seconds lost compared with the median)."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]

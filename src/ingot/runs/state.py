@@ -84,7 +84,7 @@ class Heartbeat:
         self._warned = self._written = False
         self._stranger: State | None = None  # the last state.json of another host; if it never changes, it is a stale copy
         self._other: State | None = None  # state of another live process that writes to this folder
-        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # next to be written
+        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -101,7 +101,7 @@ class Heartbeat:
         if self._other is not None:
             raise RunError(
                 f"{self._path.parent} is also in use by process {self._other.pid} on {self._other.host}, and the folder's disk "
-                "does not share locks between hosts; this process ends",
+                "does not share locks between hosts; this process stops",
                 Setting("training.output_dir"),
                 advice="start this run again when the other process has ended, or choose another {0}",
             )
@@ -152,7 +152,7 @@ def read_state(folder: Path) -> State | None:
     try:
         state = State(**_values(State, read_json(folder / STATE)))
         valid = state.status in get_args(Status) and math.isfinite(state.age_seconds)
-        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # pids <= 0 stand for process groups
+        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # os.kill treats pids <= 0 as process groups
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if valid else None

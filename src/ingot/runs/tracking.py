@@ -89,7 +89,7 @@ class Tracking(Reporter):
             except ConfigError as error:
                 warn(f"{error}; training continues without this tracker")
             except Exception as error:  # the exception classes differ between versions of the packages
-                warn(f"{tracker} does not start: {_reason(error)}; {advice}training continues without this tracker")
+                warn(f"{tracker} failed to start: {_reason(error)}; {advice}training continues without this tracker")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -137,13 +137,13 @@ def numbers_of(report: Report) -> dict[str, float]:
 
 
 def read_id(path: Path) -> str | None:
-    """Read a run's id in a tracker (W&B or trackio) from a file; return None if the file is missing or damaged."""
+    """Read the id of a run in W&B or trackio from a file; return None if the file is missing or damaged."""
     run_id = (read_dict(path) or {}).get("id")
     return run_id if isinstance(run_id, str) else None
 
 
 def write_id(path: Path, run_id: str) -> None:
-    """Write a run's id in a tracker (W&B or trackio) to a file."""
+    """Write the id of a run in W&B or trackio to a file."""
     with writing(path):
         write_atomically(path, json.dumps({"id": run_id}))
 

@@ -55,7 +55,7 @@ class Run:
         """Open a run folder; raise CheckpointError if it is not one."""
         run = cls(Path(path))
         if not run.config_path.is_file() and read_state(run.path) is None:
-            raise CheckpointError(f"{path} is not a run folder: it has no {run.config_path.name}; name a run folder")
+            raise CheckpointError(f"{path} is not a run folder: it has no {run.config_path.name}; give the path of a run folder")
         return run
 
     @property
@@ -69,7 +69,7 @@ class Run:
         """Return the status of the run; `crashed` if state.json says running but its process is dead or silent for too long."""
         state = read_state(self.path)
         if state is None:
-            raise CheckpointError(f"{self.path} has no readable state.json; name a run folder")
+            raise CheckpointError(f"{self.path} has no readable state.json; give the path of a run folder")
         age = state.age_seconds
         host, _, boot_id = this_process()
         here = (state.host, state.boot_id) == (host, boot_id)  # a pid of another system is meaningless here
@@ -109,7 +109,7 @@ class Run:
             raise RunError(f"process {pid} of {self.path} runs on {status.state.host}; use --force on that host")
         if not holds_lock(self.path, pid):  # the pid in state.json may have been reused by an unrelated process
             raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the process has just ended
             os.kill(pid, number)
 
     @cached_property

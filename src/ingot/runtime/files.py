@@ -104,7 +104,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 def temporary_beside(path: Path) -> Path:
     """Return a random hidden path in the same folder, with a name that `sweep_temporaries` recognises."""
-    if not path.name:  # / or .
+    if not path.name:  # the path is / or .
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 

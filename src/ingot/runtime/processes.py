@@ -63,7 +63,7 @@ def cpu_count() -> int:
 def import_path() -> list[str]:
     """Return sys.path for child processes: that of this process without the current folder and the script's folder."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
-    # If Ingot was imported from one of these two folders, add that folder last, so that its files shadow no standard module.
+    # If Ingot was imported from one of the removed folders, append that folder, so that its files shadow no standard module.
     return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
 
 

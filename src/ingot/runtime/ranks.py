@@ -24,7 +24,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return True for the rank that writes files, prints, and keeps the clock."""
+        """Return True on rank 0, which writes files, prints, and measures the time for all ranks."""
         return self.rank == 0
 
     def share(self, rows: int) -> range:

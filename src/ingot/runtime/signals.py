@@ -1,4 +1,4 @@
-"""Signals outside the training loop: one during start-up stops the program; one repeated after a stopped run is ignored.
+"""Signal handling outside the training loop: stop the program during start-up, and ignore repeated signals after a stopped run.
 
 Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. With several ranks,
 each stores its signal until the run installs handlers, because the run must forward the signal to the other ranks.
@@ -22,7 +22,7 @@ from ingot.errors import Interrupted
 
 # SIGINT is not listed, because Python raises KeyboardInterrupt for it.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-REPEAT_SECONDS = 30.0  # a signal that arrives more than this long after the first one ends the program
+REPEAT_SECONDS = 30.0  # after a stopped run, repeated signals are ignored for this long; a later one ends the program
 
 _heard: list[int] = []
 

@@ -75,7 +75,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """Return the tensors and metadata of a safetensors file; raise ValueError if it is invalid or `sha256` does not match."""
     with open_to_read(path) as file:
-        # Read into a numpy buffer: frameworks share only writable memory, so not bytes, and a bytearray is zeroed first.
+        # Read into a numpy buffer: frameworks share only writable memory, unlike bytes, and a bytearray would be zeroed first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count

@@ -32,7 +32,7 @@ from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 MAX_BODY_BYTES = 1 << 24
 CLOSE_SECONDS = 5.0  # how long a shutdown waits for responses in progress
 CLIENT_CLOSED = 499  # status code for a request whose client has disconnected
-NO_CHAT = "this is a base model, which has no chat; use /v1/completions to continue a prompt"
+NO_CHAT = "this is a base model, which does not support chat; use /v1/completions to continue a prompt"
 
 Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 
@@ -230,7 +230,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
 
 
 class ClosingServer(uvicorn.Server):

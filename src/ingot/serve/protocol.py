@@ -52,7 +52,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(BaseModel):
-    """The field stream_options; `include_obfuscation` has no effect."""
+    """The `stream_options` of a request; `include_obfuscation` has no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
@@ -95,7 +95,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         if defect["type"] == "extra_forbidden":
             raise Refused(f"unknown field {param!r:.60}; leave it out", param[:60]) from None
         kinds = {
-            "prompt": "it must be a string or list of strings in UTF-8, a list of token ids or a list of such lists",
+            "prompt": "it must be a string, a list of strings (all UTF-8), a list of token ids or a list of lists of token ids",
             "stop": f"it must be a string or up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARACTERS} characters",
         }
         raise Refused(f"{param} is {given[param]!r:.60}: {kinds.get(param, defect['msg'])}", param) from None
@@ -109,7 +109,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
     given_prompts: Sequence[Any] = request.prompt if several else [request.prompt]
     if len(given_prompts) * request.n > MAX_TEXTS:
         texts = f"{len(given_prompts):,} prompts with n={request.n}"
-        raise Refused(f"{texts} need more than the {MAX_TEXTS} completions that a request may ask for", "prompt")
+        raise Refused(f"{texts} exceed the limit of {MAX_TEXTS} completions per request", "prompt")
     prompts = [_prompt(prompt, tokenizer, context) for prompt in given_prompts]
     longest = max(len(prompt.ids) for prompt in prompts)
     if context is not None and longest > context:
@@ -138,7 +138,7 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
 
 
 class Answer:
-    """Builds the JSON of the response to one request, whole or streamed. Each choice is one completion of a prompt."""
+    """The response to one request, built as JSON, whole or streamed. Each choice is one completion of a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
@@ -190,7 +190,7 @@ class Answer:
 
 
 class Places:
-    """Computes the text offset of streamed tokens; tokens that are parts of one character share its offset."""
+    """The text offsets of a choice's tokens, computed in order; tokens that are parts of one character share its offset."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, echo: bool) -> None:
         self._tokenizer, self._is_new = tokenizer, prompt.is_new

@@ -27,9 +27,9 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# An evaluation may take this share of budget.seconds, so training and evaluating model and artifact fit in twice the budget.
+# An evaluation may take this share of budget.seconds, so training and evaluating both model and artifact fit in twice the budget.
 MAX_BUDGET_SHARE = 0.5
-MIN_ALLOWED_SECONDS = 10.0  # a shorter evaluation scores all requested rows, because a short budget is often a trial run
+MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations score all requested rows, because short budgets are often used for trial runs
 STOP_CHECK_INTERVAL = 16  # ranks check for stop requests after this many batches of an evaluation or tokens of a sample
 
 
@@ -43,7 +43,7 @@ def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer
 
 
 class RunEvaluation:
-    """Evaluates the current weights of a run in one session: validation score, tasks and text samples."""
+    """The evaluations of a run in one session: validation scores, tasks and text samples."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class RunEvaluation:
         return e.sample_prompt + tokenizer.decode_bytes(ids, at_start=not e.sample_prompt).decode("utf-8", "replace")
 
     def _any_rank_stops(self, number: int) -> bool:
-        """Return True on all ranks if any received a stop request; `number` is a count that determines when ranks synchronise."""
+        """Return True on all ranks if any rank must stop; ranks synchronise if `number` is a multiple of STOP_CHECK_INTERVAL."""
         if self.backend.ranks.world_size == 1:
             return self.shutdown.requested
         return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self.shutdown.requested])[0] > 0

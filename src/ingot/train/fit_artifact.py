@@ -25,7 +25,7 @@ EMBEDDING_K = 5.0
 EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of embedding tables with 8-bit codes
 MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any weight of a matrix exceeds it
 LARGEST_STEP = 1.0  # in standard deviations of a row; larger steps retain almost no information
-TRIES = 5  # maximum number of attempts to bring a size just below the limit
+TRIES = 5  # maximum number of attempts to bring the size to just below the limit
 CLOSE = 0.001  # stop once at most this fraction of the size limit is unused
 # Number of tokens of training text that are used: half for calibration, half for scoring.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
@@ -121,7 +121,7 @@ def fit_codes(
         estimate = rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        # If a candidate exceeds the limit even with the largest step, its score is its size: it ranks after all that fit.
+        # If a candidate exceeds the limit even with the largest step, return its size: it then ranks after all that fit.
         largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
         return estimate if largest and estimate > limit else bpb
 
@@ -140,5 +140,5 @@ def fit_codes(
             break
         steps = Steps(matrices(next_step), steps.embeddings)
     assert kept is not None
-    say(f"rounded: {kept[0]}: {kept[2]:,} of {limit:,} bytes")
+    say(f"chosen rounding: {kept[0]}: {kept[2]:,} of {limit:,} bytes")
     return kept[1]

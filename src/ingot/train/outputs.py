@@ -30,7 +30,7 @@ SLOW_DISK = 200e6  # write speed in bytes per second that is assumed until a sav
 
 
 class Saver:
-    """Writes checkpoints in a background thread, one at a time, while training continues."""
+    """A checkpoint writer that saves one checkpoint at a time in a background thread, while training continues."""
 
     def __init__(
         self, folder: Path, training: TrainingSection, done: Callable[[Path, Kind], None], failed: Callable[[str], None]
@@ -112,7 +112,7 @@ class RunOutputs:
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Lock and return the run folder; unless `to_delete` is None, delete the earlier run and all files matching its patterns."""
+    """Lock and return the run folder; if `to_delete` is given, delete the earlier run and all files that match these patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))

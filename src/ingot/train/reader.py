@@ -35,7 +35,7 @@ Ahead = tuple[StepPlan, RankBatch | DataExhausted, Batch]
 
 
 class RowReader:
-    """Prefetches one rank's rows step by step in a thread, into buffers allocated by `host_buffer`.
+    """A reader that prefetches one rank's rows, step by step, in a thread, into buffers allocated by `host_buffer`.
 
     `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
     plan, the prefetched batches are dropped and prediction restarts from the requested plan. DataExhausted is raised only when

@@ -111,7 +111,7 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
         if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
             raise ValueError
     except (TypeError, ValueError):  # pydantic's ValidationError is a ValueError
-        raise CheckpointError(f"{checkpoint.path} is damaged: its record of the progress of the run is invalid") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: its progress record is invalid") from None
     return progress
 
 
@@ -132,7 +132,7 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in original.tensors.items()}
         copy = save_checkpoint(folder.checkpoints, original.step, tensors, progress)
-    say(f"starts from the state of {original.path}")
+    say(f"starting from the state of {original.path}")
     return replace(original, path=copy, progress=progress, kind="regular")
 
 

@@ -52,7 +52,7 @@ def run(
     """
     config, ranks = resolved.config, ranks_from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())()  # end when the parent, torchrun's agent, ends, even if it is killed
+        die_with(os.getppid())()  # end with the parent (torchrun's agent), even if the agent is killed
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     front = reporter = reporter if reporter is not None and ranks.first else Reporter()

@@ -73,7 +73,7 @@ def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """Return the first steps of all stages up to that of `plan`, including skipped stages (those shorter than a step)."""
+    """Return the first step of each stage up to `plan.stage`, including skipped stages (those shorter than a step)."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 

@@ -25,7 +25,7 @@ from ingot.runtime.signals import STOPPING, handler_after_stop, heard_early, lea
 
 
 class Clock:
-    """Measures training time over all sessions of a run; it is paused while the run evaluates, samples or copies its state."""
+    """A clock for the training time over all sessions of a run; paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -62,7 +62,7 @@ class Clock:
 
 
 def longest_but_one(seconds: Collection[float]) -> float:
-    """Return the second longest duration, or the only one, or 0. The longest may be due to a slow disk."""
+    """Return the second longest duration (the longest may be due to a slow disk), or the only one, or 0 if there is none."""
     return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
@@ -189,7 +189,7 @@ class Shutdown:
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
     def last_reason(self) -> int:
-        """Return the reason for which this rank has stopped. A stop file takes precedence, so that it ends a chain of jobs."""
+        """Return why this rank has stopped. A stop file takes precedence over other reasons, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

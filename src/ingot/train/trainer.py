@@ -40,7 +40,7 @@ LARGE_VOCABULARY = 8192  # with this many ids or more, the output head dominates
 
 
 class Trainer:
-    """Trains a model during one session of a run, until the budget is spent or a stop is requested."""
+    """One training session of a run, which lasts until the budget is spent or a stop is requested."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Trainer:
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Choose kernels and micro-batch sizes with a batch for every stage, or reuse those of an earlier session (`choices`)."""
+        """Choose kernels and micro-batch sizes by trying a batch of every stage, or reuse the `choices` of an earlier session."""
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:

@@ -74,7 +74,7 @@ class WatchedRun:
 
     @property
     def is_running(self) -> bool:
-        """Return True if the process was alive at the last check."""
+        """Return True if the run's process was alive at the last check."""
         return self.facts.get("status") == "running"
 
     def update(self) -> list[Message]:
@@ -168,7 +168,7 @@ class WatchedRun:
 
 
 class Watcher:
-    """Watches the runs below some folders and updates the pages that show them."""
+    """A watcher that reads the runs below some folders and updates the pages that show them."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.runs: dict[str, WatchedRun] = {}  # newest first
@@ -277,7 +277,7 @@ class Watcher:
                 self._put(page, event)
 
     def _put(self, page: Page, event: bytes | None) -> None:
-        if page not in self.pages:  # its stream has ended
+        if page not in self.pages:  # the page's event stream has ended
             return
         if page.queue.qsize() > MAX_QUEUED:
             event = None

@@ -120,7 +120,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
     @app.get("/api/statistics")
     def statistics(runs: str) -> dict[str, Any]:
-        """Return the mean val_bpb of each group of runs that differ only in their seeds, and tests between the groups."""
+        """Return the mean val_bpb of each group of runs that differ only in their seeds, and how the groups compare."""
         from ingot.experiments.compare import SeedRun, over_seeds, tested
 
         readable = _readable(watcher, runs)

@@ -123,7 +123,7 @@ def test_a_family_is_refused_unless_it_is_computed_here(family):
 
 def test_a_token_outside_the_vocabulary_is_told():
     pupil = Pupil("mlx", "gpt2")
-    with pytest.raises(DataError, match="token 40, which the vocabulary lacks"):
+    with pytest.raises(DataError, match="token 40, outside the vocabulary"):
         pupil.backend.score(np.full((1, 2, 4), 40, np.int32))
 
 

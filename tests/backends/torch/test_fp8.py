@@ -30,9 +30,9 @@ def test_every_family_of_ours_can_have_it_on_a_gpu_with_8_bit_products(family):
         ({"capability": None}, "needs an NVIDIA GPU of compute capability 8.9"),
         ({"capability": (8, 0)}, "needs an NVIDIA GPU of compute capability 8.9"),
         ({"precision": "fp16"}, "needs training.precision=bf16"),
-        ({"words": 50}, "needs multiples of 16; raise model.vocab_size=50 to 64"),
-        ({"seq_len": 24}, "needs multiples of 16; raise data.seq_len=24 to 32"),
-        ({"seq_len": 48, "stages": [{"share": 0.5, "seq_len": 24}, {"share": 0.5}]}, "needs multiples of 16; raise data.seq_len"),
+        ({"words": 50}, "needs sizes divisible by 16; raise model.vocab_size=50 to 64"),
+        ({"seq_len": 24}, "needs sizes divisible by 16; raise data.seq_len=24 to 32"),
+        ({"seq_len": 48, "stages": [{"share": 0.5, "seq_len": 24}, {"share": 0.5}]}, "sizes divisible by 16; raise data.seq_len"),
         ({"loss_chunk": 64}, "cannot be combined with training.loss_chunk=64; keep one"),
         ({"model": nn.Linear(16, 16)}, "needs a built-in model; a custom model computes its loss itself"),
     ],
@@ -56,7 +56,7 @@ def test_a_pass_that_does_not_run_is_told_in_a_line():
         raise RuntimeError("no such kernel\nand a long story")
 
     backend._try = attempt
-    with pytest.raises(ConfigError, match=r"^training\.fp8_head=true does not run here: RuntimeError: no such kernel$"):
+    with pytest.raises(ConfigError, match=r"^training\.fp8_head=true failed a test run: RuntimeError: no such kernel$"):
         backend.tune([(plan_of(backend), rows_of(0))], backend.tuned())
 
 

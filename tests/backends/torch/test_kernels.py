@@ -72,7 +72,7 @@ def test_by_itself_a_run_uses_those_that_run():
 
 def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
     with pytest.raises(
-        ConfigError, match=r"training\.kernels: rotary does not run here: RuntimeError: no rotary for this device$"
+        ConfigError, match=r"training\.kernels: rotary failed a test run: RuntimeError: no rotary for this device$"
     ):
         settled(["rotary"], broken=["rotary"])
 

@@ -252,7 +252,7 @@ def test_more_bytes_than_the_limit_are_an_error_with_what_would_fit(golf: Golf, 
     )
     fits = int(said.split("about ")[1].split(" ")[0].replace(",", ""))
     assert 7_000 < fits < 8_116 and ran.exact == finished.exact
-    assert "the code alone is larger" in golf(1, ARTIFACT_LIMIT_BYTES="1000").out
+    assert "the code alone exceeds the limit" in golf(1, ARTIFACT_LIMIT_BYTES="1000").out
 
 
 # -- files of others ------------------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def test_whatever_a_variable_is_set_to_it_has_a_meaning_or_a_sentence_with_its_n
 
 def test_tokens_that_no_eighth_of_a_step_has_are_left_out_with_a_note(golf: Golf) -> None:
     ran = golf(ITERATIONS="1", TRAIN_BATCH_TOKENS="519")
-    assert "note: a step trains on 512 of its 519 tokens, which fill whole sequences" in ran.out.splitlines()
+    assert "note: a step trains on 512 of 519 tokens, to use whole sequences only" in ran.out.splitlines()
     assert ran.value("train_batch_tokens") == "519"
     assert ran.losses == golf(ITERATIONS="1", RUN_ID="whole").losses
 

@@ -158,7 +158,7 @@ def test_what_a_submission_leaves_to_its_reader_is_not_in_its_file(runs: list[Pa
     [
         ({"artifact_bpb": None}, "has no score of its artifact"),
         ({"artifact_rows": 3}, "was scored on a part of the validation split"),
-        ({"artifact_bytes": 3}, "it has changed"),
+        ({"artifact_bytes": 3}, "the file was modified"),
         ({"checkpoint_path": None}, "has no checkpoint of its last step"),
     ],
 )

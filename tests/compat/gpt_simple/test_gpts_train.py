@@ -185,7 +185,7 @@ def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, cli: Cli, capfd: 
         run_ingot([*TRAIN, "--training.max_steps", "4", "--json"])
     said = capfd.readouterr()
     assert not end.value.code
-    assert "config.yaml is a gpt-simple config and is read in the same way as by `gpt-simple train --config`" in said.err
+    assert "config.yaml is a gpt-simple config; its settings mean the same as in `gpt-simple train --config`" in said.err
     assert json.loads(said.out)["total_steps"] == 4
     write_config(gpts / "both.yaml", data={"seq_len": 32})
     with pytest.raises(SystemExit) as end:

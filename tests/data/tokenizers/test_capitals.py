@@ -159,7 +159,7 @@ def test_prepared_folders_count_the_bytes_of_the_text(trained, tmp_path):
 
 def test_formats_that_cannot_hold_marks_are_not_written(tokenizer):
     assert tokenizer_json(tokenizer) is None
-    with pytest.raises(ConfigError, match="capitals as marks"):
+    with pytest.raises(ConfigError, match="capital letters as markers"):
         vocabulary_of(tokenizer.spec(), 340)
 
 

@@ -96,7 +96,7 @@ CLIP_EPSILON = 1e-6  # added to the gradient norm before dividing by it; same va
 
 
 class MLXBackend(MLXInference):
-    """Implements Backend (base.py, which documents its methods) in a single process."""
+    """The MLX implementation of Backend (methods documented in base.py), which trains in a single process."""
 
     uses_loss_scaling = False
 
@@ -114,7 +114,7 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        # Only on Metal by default: on a CPU, MLX compiles every kernel with g++, which is slow.
+        # By default, compile only on Metal: on a CPU, MLX compiles every kernel with g++, which is slow.
         self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
 
         def loss(trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The MLX device, and a model on it for generation and scoring, with averaged weights if there are any.
+"""Inference with MLX: the device, and a model for generation and scoring, with averaged weights if there are any.
 
 Torch builds the model and initialises its weights, so that a seed gives the same initial weights on every backend. Only an
 outline of the torch model, on the meta device, is kept: tensor shapes and dtypes, parameter groups and FLOPs.
@@ -95,7 +95,7 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return the torch outline of a model, its initial weights, drawn with training.seed, and its optimizer groups."""
+    """Return a model's torch outline, its initial weights (seeded with training.seed) and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -103,7 +103,7 @@ def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord],
 
 
 class MLXInference:
-    """Implements Inference (base.py documents the methods); the model is a function that takes the weights as an argument."""
+    """The MLX implementation of Inference (methods documented in base.py); the model is a function of the weights."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
@@ -235,5 +235,5 @@ class MLXInference:
 
     def _upload(self, batch: Batch) -> list[mx.array]:
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
+            raise DataError(f"the data contains token {largest}, outside the vocabulary; check the data with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

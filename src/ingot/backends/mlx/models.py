@@ -32,7 +32,7 @@ class Pass:
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
     cache: list[Cached] | None = None  # one entry per layer; [] before the first token
-    grown: list[Cached] = field(default_factory=list)  # the cache after this pass, including its tokens
+    grown: list[Cached] = field(default_factory=list)  # `cache` extended by the keys and values of this pass
 
     @property
     def start(self) -> int:
@@ -108,7 +108,7 @@ def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype
 def head_loss(
     hidden: mx.array, weight: mx.array, targets: mx.array, softcap: float | None, dtype: mx.Dtype, chunk: int | None
 ) -> mx.array:
-    """Return the summed loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time."""
+    """Return the loss summed over (B, T) targets, given (B, T, C) hidden states; process `chunk` tokens at a time."""
 
     def loss(y: mx.array, h: mx.array, w: mx.array) -> mx.array:
         logits = head_logits(h, w, softcap, dtype)

@@ -58,7 +58,7 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """Implements Backend (base.py, which documents its methods) on one device; each rank holds a replica of the model."""
+    """The torch implementation of Backend (methods documented in base.py) on one device; each rank has a model replica."""
 
     records_steps = False
 
@@ -81,7 +81,7 @@ class TorchBackend(TorchInference):
         tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # allow TF32 for float32 matmuls
         if isinstance(config.model, FileSettings):
-            wait_for_imports()  # the custom model may import the modules that the threads are importing
+            wait_for_imports()  # a custom model may import modules that background threads are still importing
             check_custom_model(config, config.model.file, vocab_size, torch.device(str(device)))
         self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
@@ -92,7 +92,7 @@ class TorchBackend(TorchInference):
             tune.use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
-        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the run may change the thread count
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # restore the thread count, which the run may change
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
@@ -104,7 +104,7 @@ class TorchBackend(TorchInference):
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
         self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms per layer
         self._compile = compiles(t, family, device.kind == "cuda")
-        wait_for_imports()  # creating optimizers imports some of the modules that the threads are importing
+        wait_for_imports()  # creating optimizers imports modules that background threads may still be importing
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
         self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom optimizers ignore found_inf
@@ -151,7 +151,7 @@ class TorchBackend(TorchInference):
         if getattr(self.model, "fp8_head", False):
             failure = tune.failure_of(lambda: self._try(row, attention=trial), self.maximum)
             if failure is not None:
-                raise ConfigError(f"{{0}} does not run here: {failure}", tune.FP8_HEAD)
+                raise ConfigError(f"{{0}} failed a test run: {failure}", tune.FP8_HEAD)
         self._kernels = tune.settle_kernels(
             self.model,
             self._config.training.kernels,
@@ -194,7 +194,7 @@ class TorchBackend(TorchInference):
             if auto:
                 micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
             attention = self._fastest_attention(batch[:micro_batch], names)
-            if not self._runs(batch[:1], attention):  # attention timed alone uses no windows and no fused qkv gradient
+            if not self._runs(batch[:1], attention):  # check the whole model: the timings may omit windows and fused qkv
                 attention = "default"
         return Tuned(micro_batch, attention)
 
@@ -204,10 +204,10 @@ class TorchBackend(TorchInference):
 
     def _is_short(self, batch: Batch) -> bool:
         """Return True if steps on batches of this size are so short that kernel launches on the host limit their speed."""
-        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks may differ by one row
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # batches may differ by one row between ranks
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the attention kernels that run here and apply the model's window without a mask, unlike FlexAttention."""
+        """Return the attention kernels that run here and support the model's sliding window without FlexAttention's mask."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,13 +217,13 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch of at most `rows` that costs no speed; in deterministic mode, the largest that fits."""
+        """Return the smallest size up to `rows` that does not reduce throughput; in deterministic mode, the largest that fits."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
 
         size = tune.largest_micro_batch(rows, attempt, self.maximum)
-        if not self._deterministic:  # timings would differ from run to run
+        if not self._deterministic:  # the choice would vary with the timings
             size = tune.smallest_micro_batch(size, attempt, self.maximum)
         self.release()  # free the memory that the largest size needed
         return size
@@ -233,7 +233,7 @@ class TorchBackend(TorchInference):
         rows, planes, seq_len = batch.shape  # two planes (tokens, targets), or three with document numbers
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # time short passes without a graph, so that launches count
+        records = self._cuda_graphs or not self._is_short(batch)  # time short passes without a graph, to include launch overhead
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -337,7 +337,7 @@ class TorchBackend(TorchInference):
                 sync = self._module.no_sync()
             with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
-                if not isinstance(loss, Tensor) or loss.dim():  # a custom model may return a scalar only if there is one row
+                if not isinstance(loss, Tensor) or loss.dim():  # some custom models return a scalar only for one-row batches
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
                 # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.
@@ -350,7 +350,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Update the weights and their average unless `skip` is true; on CUDA, built-in optimizers read it without a sync."""
+        """Update the weights and their average unless `skip`; on CUDA, built-in optimizers read `skip` without a host sync."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
@@ -413,7 +413,7 @@ class TorchBackend(TorchInference):
         return flops_per_token(self.model, seq_len)
 
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak bytes allocated and reserved on the GPU; without a GPU, return this process's peak memory twice."""
+        """Return the peak bytes allocated and reserved on the GPU; without a GPU, both are this process's peak memory."""
         if self.device.kind == "cuda":
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -49,7 +49,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document number of each token")
-    for number, stage in enumerate(config.training.stages):  # every stage is checked; the last one's values remain set
+    for number, stage in enumerate(config.training.stages):  # check the values of every stage; those of the last stage remain set
         set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
 
@@ -67,7 +67,7 @@ def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _Outlines(TorchFunctionMode):
-    """A mode that skips initialisers and empty_like for meta tensors, which make torch import its compiler (two seconds)."""
+    """A mode that avoids initialisers and empty_like on meta tensors, because they make torch import its compiler (2 s)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -81,7 +81,7 @@ class _Outlines(TorchFunctionMode):
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
-    """Pass the values of a stage to the model's method `set`; `where` names their setting in error messages."""
+    """Pass a stage's values to the model's method `set`; `where` is the setting to name in error messages."""
     if not numbers:
         return
     if not callable(change := getattr(model, "set", None)):
@@ -89,11 +89,11 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
     try:
         change(**numbers)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: the model's method `set` refuses {dict(numbers)}: {error}") from error
+        raise ConfigError(f"{where}: the model's method `set` rejects {dict(numbers)}: {error}") from error
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
-    """Make the backward pass recompute one in `every` blocks, starting with the first, instead of keeping activations."""
+    """Checkpoint every `every`-th block, starting with the first: recompute its activations in the backward pass."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its layers")

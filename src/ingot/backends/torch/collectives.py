@@ -31,7 +31,7 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """Implements Group (base.py) with torch.distributed; if there is only one rank, every method returns its input."""
+    """The torch.distributed implementation of Group (base.py); with a single rank, every method returns its input."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks

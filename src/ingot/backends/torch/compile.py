@@ -50,7 +50,7 @@ GRAPHS_PER_STAGE = 8  # graphs that a function may have per stage; by default, t
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
-    """Return True if the model is to be compiled; `auto` compiles on CUDA unless deterministic mode prevents it."""
+    """Return True if the model should be compiled; `auto` compiles on CUDA unless deterministic mode prevents it."""
     if not (on_cuda and t.deterministic) or family == "gpt2":
         return on_cuda if t.compile == "auto" else bool(t.compile)
     if t.compile in (True, "blocks") and family != "file":
@@ -64,7 +64,7 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if the step of Muon is to be compiled; `auto` does so for NorMuon, which has many elementwise operations."""
+    """Return True if Muon's step should be compiled; `auto` compiles only NorMuon's, which has many elementwise operations."""
     if t.compile_optimizer == "auto":  # plain Muon takes only 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # compiling gains nothing on a CPU
@@ -100,11 +100,11 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
-MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` does not record larger models: launches do not limit their speed
+MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` records no CUDA graphs of larger models: kernel launches do not limit their speed
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Return True if passes are to be recorded as CUDA graphs; `auto` records short steps of constant shape."""
+    """Return True if passes should be recorded as CUDA graphs; `auto` records short steps of constant shape."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False

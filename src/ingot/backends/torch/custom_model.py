@@ -1,4 +1,4 @@
-"""Check a custom model before the first step, above all that it is causal: a model that sees the future gets a low loss.
+"""Check a custom model before the first step, above all that it is causal: a leak of future tokens makes the loss too low.
 
 The checks run in float32, uncompiled, on one row of random tokens and on a copy of the model. They run with the initial weights
 and again after adding noise, because a zero-initialised head would hide any leak.
@@ -50,7 +50,7 @@ def check(
     for numbers in stages or [{}]:
         set_numbers(model, numbers, "training.stages")
         checker.backward()
-        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # zeros count as a gradient
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # an all-zero gradient counts
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(
@@ -90,7 +90,7 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
 
 
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
-    """Return all entries of an optimizer's parameter groups that the run does not set itself, by group number and key."""
+    """Return all entries of an optimizer's parameter groups that the run does not set itself, keyed by (group index, key)."""
 
     def comparable(value: Any) -> Any:  # copies tensors to bytes, because a step may modify them in place
         return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(value, Tensor) else value
@@ -113,7 +113,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check that the model is causal and its loss the mean over targets other than -1; if `insist`, require finite values."""
+        """Check causality, and that the loss is the mean over targets other than -1; if `insist`, require finite values."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):
@@ -169,7 +169,7 @@ class _Checker:
         return loss
 
     def called(self, what: str, call: Callable[[], T]) -> T:
-        """Call a function of the custom model; turn an error in it into a ConfigError with the file and line of the error."""
+        """Run `call`, which uses the custom model; turn an exception into a ConfigError that gives its file and line."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):

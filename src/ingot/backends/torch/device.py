@@ -1,4 +1,4 @@
-"""Finding the torch device of a run, and profiling training steps on it."""
+"""Find the torch device of a run, and profile training steps on it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = int(number) if number else local_rank
         if index >= count:
-            others = f"a GPU number below {count}" if number else "fewer ranks"
+            others = f"a GPU index below {count}" if number else "fewer ranks"
             advice = f"use cpu or {others}" if count else "use cpu"
             raise ConfigError(
-                f"{{0}} requests GPU {index} (counted from 0), but this machine has {count}", setting, advice=advice
+                f"{{0}} requests GPU {index} (indices start at 0), but this machine has {count}", setting, advice=advice
             )
         gpu = torch.cuda.get_device_name(index)
         # Older GPUs have fast fp16 but only emulate bf16.
@@ -41,7 +41,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
 
 
 def cpu_name(threads: int) -> str:
-    """Return the device name of a CPU on which torch uses this many threads."""
+    """Return the device name for a CPU with this many torch threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -49,7 +49,7 @@ def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
     """Return the size of a large square matmul and a function that runs it, in bf16 on CUDA and in float32 elsewhere."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
     a = torch.ones(size, size, device=str(device), dtype=dtype)
-    return size, lambda: (a @ a)[0, 0].item()  # waits for the result
+    return size, lambda: (a @ a)[0, 0].item()  # `item` waits for the result
 
 
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:

@@ -40,7 +40,7 @@ def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, leng
 
 
 class Reader:
-    """Feeds a model first the prompts, then one new token per row at a time, and returns the logits of the next tokens.
+    """Incremental decoding: feeds a model the prompts, then one new token per row at a time, and returns next-token logits.
 
     `lengths` gives the prompt lengths if they differ; `record` runs single-token steps as CUDA graphs. Once the context is full,
     every step recomputes all of it without a cache. With `keep_half` and prompts of equal length, the first half of a full
@@ -51,7 +51,7 @@ class Reader:
         self, model: Any, rows: int, lengths: Sequence[int] | None, use_cache: bool, keep_half: bool = False, record: bool = False
     ):
         self._model, self._keep_half = model, keep_half and lengths is None
-        self._context = getattr(model, "context", None) or math.inf  # a custom model may have no limit
+        self._context = getattr(model, "context", None) or math.inf  # a custom model may have no context limit
         self._lengths: Tensor | None = None  # (B)
         self._seen: Tensor | None = None  # (B, T), the tokens so far, at most a whole context; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
@@ -106,7 +106,7 @@ class Reader:
 
 
 class Step:
-    """A single-token decoding step with its position on the device, so that a CUDA graph can replay it in one launch.
+    """A single-token decoding step whose position is stored on the device, so that a CUDA graph can replay it in one launch.
 
     In a small model, launching the kernels one by one takes longer than running them.
     """
@@ -121,7 +121,7 @@ class Step:
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, cached: int, positions: Tensor | None = None) -> Tensor:
-        """Append one token per row at position `cached`, or at the row's own position if given; return the next logits (B, V)."""
+        """Append a token to each row, at index `cached` or at the row's entry in `positions`; return the next logits (B, V)."""
         for layer in self._cache:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
@@ -146,7 +146,7 @@ class Step:
                 layer.position = None
 
     def _record(self) -> None:
-        """Record the step as a CUDA graph after two warm-up runs; replaying it overwrites what they wrote to the cache."""
+        """Record the step as a CUDA graph after two warm-up runs; the first replay overwrites what these wrote to the cache."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -201,7 +201,7 @@ def generate(
 
 
 def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor]:
-    """Yield uniform random numbers (B, 1) without end; each row has its own generator on the host."""
+    """Yield uniform random numbers (B, 1) indefinitely; each row has its own generator on the host."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     while True:
         block = torch.stack([torch.rand(DRAWS_AT_ONCE, generator=generator) for generator in generators], dim=1)
@@ -209,8 +209,8 @@ def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """Sample a token (B, 1) per row: the first one at which the cumulative probability exceeds `uniform` (B, 1)."""
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # no overflow if temperature is low
+    """Sample a token (B, 1) per row: the first whose cumulative probability exceeds `uniform` (B, 1)."""
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # avoids overflow at low temperatures
     ids: Tensor | None = None
     if 0 < sampling.top_k < logits.size(-1):
         logits, ids = logits.topk(sampling.top_k)

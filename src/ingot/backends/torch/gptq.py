@@ -3,7 +3,7 @@
 A row's step size is k * rms(row) / (2^(bits - 1) - 1), so k and the number of bits determine both the size after entropy
 coding and the increase in loss. GPTQ rounds a matrix column by column and adjusts the remaining columns to compensate, using the
 second moments of the matrix's inputs on training text; the loss increases only a seventh as much as with plain rounding.
-Matrices of the same shape are rounded together, because on a GPU the time depends on the number of columns, not of rows.
+Matrices of the same shape are rounded together, because on a GPU the time depends on the number of columns, not rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Moments:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Sum the second moments of the inputs of every nn.Linear in the `with` block; add those of a tied head with `note`."""
+        """Sum the second moments of every nn.Linear's inputs in the `with` block; call `note` for the inputs of a tied head."""
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -68,7 +68,7 @@ class _Stack:
 
 
 class TorchRounder:
-    """Implements Rounder (base.py): rounds a model's large matrices and embedding tables."""
+    """The torch implementation of Rounder (base.py), for a model's large matrices and embedding tables."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -147,7 +147,7 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"cannot quantise {names[0]}: the inputs of this matrix, or of another of the same shape, are not finite")
+    raise RunError(f"cannot quantise {names[0]}: the inputs to this or another matrix of the same shape are not finite")
 
 
 def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
@@ -182,7 +182,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """Return the number of bytes that all matrices take: their codes after entropy coding, and their scales."""
+    """Return the total size of all matrices in bytes: the codes after entropy coding plus the scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()

@@ -45,7 +45,7 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TorchInference:
-    """Implements Inference (base.py, which documents its methods) for a model on one device."""
+    """The torch implementation of Inference (methods documented in base.py) for a model on one device."""
 
     records_steps = True  # record decoding steps as CUDA graphs; False in a training backend, which needs the memory
 
@@ -84,12 +84,12 @@ class TorchInference:
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-        half = len(batch) // 2  # outside the except block, where the error would keep the tensors alive
+        half = len(batch) // 2  # after the except block: inside it, the exception would keep the tensors alive
         return self.score(batch[:half]) + self.score(batch[half:])
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         self._show(average=True)
-        self._use_form("repeated")  # in float32 no kernel supports grouped-query heads
+        self._use_form("repeated")  # repeat key and value heads: no attention kernel supports grouped-query heads in float32
         lengths = [len(prompt) for prompt in prompts]
         padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
         start = torch.tensor(padded, device=self._device)
@@ -158,9 +158,9 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return a batch's tokens, targets and, if present, document numbers (for `flash4`: document starts) on the device."""
+        """Copy a batch's tokens, targets and, if present, document numbers (for `flash4`: document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data contains token {largest}, which the vocabulary lacks; inspect it with: ingot data verify")
+            raise DataError(f"the data contains token {largest}, outside the vocabulary; check the data with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
         # The conversion to int64 also makes each plane contiguous, so that a custom model may call `targets.view(-1)`.
         tokens, targets, *numbers = planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
@@ -177,7 +177,7 @@ class TorchInference:
         name = attention or self._attention
         self._use_form(attention_form(name))
         with ExitStack() as stack:
-            if self._deterministic:  # sampling, which has no deterministic algorithm, runs outside the block
+            if self._deterministic:  # not set globally, because sampling has no deterministic algorithm
                 before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
                 stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
                 torch.use_deterministic_algorithms(True)

@@ -72,7 +72,7 @@ def hash_triton() -> None:
 
 def _import_ahead(compiler: bool, flash4: bool) -> None:
     """Import torch's compiler if `compiler`, and FlashAttention 4 with quack-kernels if `flash4` and they are installed."""
-    if compiler:  # first start the compiler's worker processes: until these are ready, it compiles in this process
+    if compiler:  # start the compiler's worker processes first: until they are ready, this process compiles all kernels
         with suppress(Exception):
             import_module("torch._inductor.async_compile").maybe_warm_pool()
         with suppress(Exception):
@@ -97,7 +97,7 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# The attention kernel and our own kernels that each build compiles by using them in a forward and backward pass.
+# For each build, the attention kernel and our own kernels; a builder compiles them by running a forward and backward pass.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
 # Settings that determine which kernels are compiled; all other settings, such as depth and softcap, do not matter.
 MODEL_KEYS = {
@@ -149,7 +149,7 @@ class Builders:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # no builder was killed by a signal; a builder that failed would fail again
+                if min(codes) >= 0:  # done, unless a signal killed a builder: one that failed would fail again
                     self._note.touch()
             self.stop()
 
@@ -161,7 +161,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: compile the kernels of `build`, if the run needs them, by a forward and backward pass on one row."""
+    """Run a builder: if the run needs the kernels of `build`, compile them by running a forward and backward pass on one row."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):

@@ -34,7 +34,7 @@ Named = Iterable[tuple[str, Tensor]]
 
 
 def check_held(contents: Any, size: int) -> None:
-    """Raise ValueError if the tensors in `contents` are implausibly large for the file of `size` bytes that they come from.
+    """Raise ValueError if the tensors in `contents` are implausibly large for a file of `size` bytes.
 
     With zero strides or shared storage, a small file can describe huge tensors; copying them would exhaust memory.
     """
@@ -68,7 +68,7 @@ def tensor(source: TensorRecord) -> Tensor:
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """Capture the current values of tensors; return a function that copies them to the host. Call it once, from any thread.
+    """Capture the current values of tensors; return a function that copies them to the host, to be called once from any thread.
 
     Copying within GPU memory is a hundred times faster than copying to the host. If there is room for a copy, training continues
     at once, and the copy is transferred when the function is called. Otherwise the tensors are copied to the host immediately.
@@ -199,7 +199,7 @@ class WeightAverage:
 
 
 class LossScale:
-    """The loss scale of fp16 training, halved when a gradient overflows and doubled after 2,000 good steps. It is 1 if unused."""
+    """The loss scale of fp16 training, halved when a gradient overflows, doubled after 2,000 good steps; 1 if not `used`."""
 
     def __init__(self, used: bool, device: torch.device):
         self.used = used
@@ -231,8 +231,8 @@ class LossScale:
 class DeviceResult:
     """A step's loss, gradient norm and skipped flag, which the device may still be computing; implements Pending (base.py).
 
-    On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. On a
-    CPU the step has ended when this object is created; on a GPU its end is known only when the results are read.
+    On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. The
+    end time is recorded only on a CPU, where the step has already ended when this object is created.
     """
 
     def __init__(self, numbers: Tensor):
@@ -266,7 +266,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could expand to any size
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could be a zip bomb
                     raise ValueError("its zip entries are compressed, which torch.save never does")
                 if archive.testzip() is not None:  # torch.load ignores checksums
                     raise ValueError("its checksums do not match")
@@ -356,13 +356,13 @@ def adamw_memory(
                 for key in ("step", *MOMENTS)
             ]
             return {name: shared_record(name, value) for name, value in tensors}, None
-    return {}, "it is not that of AdamW for these parameters"
+    return {}, "it does not match AdamW's state for these parameters"
 
 
 def adamw_state(
     decayed: Collection[str], rest: Collection[str], memory: Mapping[str, TensorRecord], weight_decay: float, **options: Any
 ) -> dict[str, Any]:
-    """Return a state dict for AdamW with the groups `decayed` and `rest`; its state is empty unless `memory` has all of it."""
+    """Return a state dict for AdamW with the groups `decayed` and `rest`; the state is empty if `memory` is incomplete."""
     placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
     parts = ((decayed, weight_decay), (rest, 0.0))
     groups = [{"params": [placeholders[name] for name in names], "weight_decay": decay} for names, decay in parts]

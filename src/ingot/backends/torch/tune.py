@@ -52,7 +52,7 @@ MaxOverRanks = Callable[[Sequence[float]], list[float]]  # returns the maximum o
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Call `attempt`; return None if it succeeds on all ranks, else a one-line reason. A bug will show up again in training."""
+    """Call `attempt`; return None if it succeeds on all ranks, else a one-line reason. Real bugs will resurface in training."""
     failure = None
     try:
         with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
             full = True
         if not maximum([full])[0]:  # no rank ran out of memory
             return size
-        gc.collect()  # after the except block, in which the error would keep tensors alive
+        gc.collect()  # after the except block: inside it, the exception would keep tensors alive
         torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
@@ -136,7 +136,7 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         size //= 2
 
 
-# The choices found by the trials of a configuration, cached on the machine for later runs.
+# A cache, on this machine, of what the trials chose for each configuration, so that later runs can skip the trials.
 
 SHAPE_KEYS = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices that `keep` stored, or {} if there are none or if over 2% less GPU memory is available now."""
+        """Return the choices that `keep` stored, or {} if there are none or if available GPU memory has dropped by over 2%."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -214,7 +214,7 @@ def tag_compiler_cache() -> None:
 
 
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
-    """Return the requested kernels: for `auto` all or, if kernel launches limit the speed, those not in PER_LAYER."""
+    """Return the requested kernels; `auto` selects all or, if the run is launch-bound, all except those in PER_LAYER."""
     if requested == "auto":
         return [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
     return [name for name in KERNELS if requested != "off" and name in requested]
@@ -247,13 +247,13 @@ def settle_kernels(
             chosen.append(name)
         elif requested != "auto":
             use_kernels(model, [])
-            raise ConfigError(f"{{0}}: {name} does not run here: {failure}", Setting("training.kernels"))
+            raise ConfigError(f"{{0}}: {name} failed a test run: {failure}", Setting("training.kernels"))
     use_kernels(model, chosen)
     return chosen
 
 
 def use_kernels(model: nn.Module, names: Collection[str]) -> None:
-    """In all modules of the model, enable our kernels with these names and disable the rest."""
+    """Enable our kernels with these names in all modules of the model, and disable the others."""
     for module in model.modules():
         for name in KERNELS:
             if hasattr(module, f"fused_{name}"):
@@ -286,9 +286,9 @@ def query_heads(model: Any) -> int:
 
 
 def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
-    """Return the attention kernels to time. With `documents` only FlexAttention (`default`) and FlashAttention 4 are possible.
+    """Return the attention kernels to time. With `documents`, only FlexAttention (`default`) and FlashAttention 4 are possible.
 
-    `alone` is True if only attention is timed, causal and without dropout, which FlashAttention 4 supports too.
+    Set `alone` if only attention is timed, causal and without dropout; without `documents`, FlashAttention 4 needs this.
     """
     flash4 = flash4_everywhere(model, maximum)
     if documents:
@@ -300,7 +300,7 @@ def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) 
 
 
 def flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return True if the model is built in and FlashAttention 4 is installed on all ranks, which must try the same kernels."""
+    """Return True if the model is built in and FlashAttention 4 is installed on all ranks: all must try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
@@ -368,14 +368,14 @@ MIN_SPEEDUP = 0.9  # use fewer threads only if they take at most this fraction o
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set and return torch's number of threads: as requested, as in `kept`, the fastest for `attempt`, or torch's default."""
-    threads = torch.get_num_threads()  # torch's default, also used if the kept choices do not include it
+    """Set and return torch's thread count: `requested`, else that in `kept`, else the fastest for `attempt`, else the default."""
+    threads = torch.get_num_threads()  # torch's default, also used if `kept` has no thread count
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Halve torch's default number of threads as long as that helps: on a busy machine, two took three times as long as one.
+        # Halve torch's default thread count while that helps: on a busy machine, two threads took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
@@ -437,5 +437,5 @@ def use_fp8_head(
         if size % FP8_ALIGNMENT:
             above = FP8_ALIGNMENT * math.ceil(size / FP8_ALIGNMENT)
             setting = Setting(name, size)
-            raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT}; raise {{1}} to {above}", FP8_HEAD, setting)
+            raise ConfigError(f"{{0}} needs sizes divisible by {FP8_ALIGNMENT}; raise {{1}} to {above}", FP8_HEAD, setting)
     model.fp8_head = True  # type: ignore[assignment]

@@ -2,7 +2,7 @@
 
 Code counts towards a submission's size, so the file is a readable loader with compressed sources: the modules that a golf run can
 reach through imports from its entry point, without docstrings, comments and setting descriptions. LEFT_OUT lists modules that no
-golf run uses: in the file they can be imported, but using them raises an error.
+golf run uses; the file has stubs for them, which can be imported but raise an error when used.
 """
 
 from __future__ import annotations

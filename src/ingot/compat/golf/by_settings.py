@@ -1,4 +1,4 @@
-"""The `python train_gpt.py` of a submission made from `ingot train` runs, which trains models of the frontier family.
+"""`python train_gpt.py` in a submission made from `ingot train` runs: trains models of the frontier family.
 
 It reads the challenge's environment variables for data, seed, time limit and the file to score. Everything else is an Ingot
 setting, given by the same environment variable as for `ingot train`, such as INGOT_MODEL__LAYERS=9.
@@ -39,7 +39,7 @@ VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train, or score the file named by EVAL_ONLY_PATH, as environment variables specify; return the exit code."""
+    """Train as environment variables specify or, if EVAL_ONLY_PATH names a file, only score it; return the exit code."""
     with explained(CODE, lambda setting: VARIABLE_OF.get(setting, setting)) as outcome, listening_early():
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])

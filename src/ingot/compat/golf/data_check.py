@@ -15,11 +15,11 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST
 from ingot.errors import ConfigError, DataError
 
-COUNT_TOKENS = 1 << 22  # tokens that are read at once to count documents and bytes
+COUNT_TOKENS = 1 << 22  # tokens read at a time when counting documents and bytes
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Raise an error if the data is invalid. The first rank logs the result of `lines` and returns the data's name and counts."""
+    """Raise an error for invalid data. On the first rank, log the result of `lines` and return the data's name and counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as in the original
@@ -27,7 +27,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
             if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
-                raise DataError(f"{path} also holds {others[0]}, which does not match {pattern(values, split)}; move it away")
+                raise DataError(f"{path} also has {others[0]}, which does not match {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = listed_counts(path, tokenizer)
@@ -68,7 +68,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 
 def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
-    """Return the counts in the dataset's manifest; raise DataError for another tokenizer or more train shards than listed."""
+    """Return the counts in the dataset's manifest; raise DataError for a wrong tokenizer or more train shards than listed."""
     if (listing := read_listing(dataset)) is None:
         return {}
     where, expected = listing.where, PurePosixPath(listing.file).name

@@ -100,7 +100,7 @@ def download(
     dataset = f"datasets/{dataset_name(variant)}"
     folder = output / dataset
     if train_shards is not None and train_shards < 0:
-        raise ConfigError(f"--train-shards {train_shards} is less than 0")
+        raise ConfigError(f"--train-shards must be 0 or more, not {train_shards}")
     commit, infos, manifest = None, dict[str, FileInfo](), output / MANIFEST
     if not hub.offline:
         listing = hub.listing(revision)
@@ -142,15 +142,15 @@ def download(
     with alone_in(output, notify):
         if (folder / PREPARED).is_file():
             raise DataError(
-                f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
-                "choose another output folder, or move that folder away"
+                f"{folder} was made by an export or a conversion (it contains {PREPARED}), so a download does not overwrite it; "
+                "choose another output folder, or move this one elsewhere"
             )
         # Training reads every shard in a folder, so shards of other datasets are an error. Never overwrite another tokenizer.
         others = {f"{dataset}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
         for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
             if not is_here(name):
                 raise DataError(
-                    f"{output / name} differs from {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
+                    f"{output / name} differs from {hub.repo} at {str(commit)[:12]} and is not overwritten; move it elsewhere or "
                     "choose another output folder"
                 )
         with writing(manifest):
@@ -168,7 +168,7 @@ def download(
             if progress is None:
                 notify(f"{name} ({number} of {len(missing)} files)")
     here = len(list(folder.glob("fineweb_train_*.bin")))
-    warnings = [f"{dataset} holds {here:,} train shards, and training reads them all"] if here > len(plan.train) else []
+    warnings = [f"{dataset} has {here:,} train shards, more than requested; training reads all"] if here > len(plan.train) else []
     for warning in warnings:
         notify(f"warning: {warning}")
     return {

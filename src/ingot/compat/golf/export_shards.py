@@ -1,4 +1,4 @@
-"""Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
+"""Tokenize golf's documents with one or more tokenizers; write a folder of shards per tokenizer and a manifest of them.
 
 The documents are docs_selected.jsonl from the Hub, with their count and sha256 in a sidecar file. The first documents are the
 validation split, so their order matters. Running the same command again resumes an export and keeps finished datasets.
@@ -95,7 +95,7 @@ class Spec(BaseModel):
         if self.kind == SENTENCEPIECE and not self.vocab_size:
             raise ValueError(f"a {self.kind} tokenizer needs a vocab_size")
         if self.kind == BYTE and self.vocab_size not in (0, BYTE_IDS):
-            raise ValueError(f"vocab_size of a {BYTE} tokenizer is {self.vocab_size}; it must be {BYTE_IDS}")
+            raise ValueError(f"vocab_size of a {BYTE} tokenizer must be {BYTE_IDS}, not {self.vocab_size}")
         self.vocab_size = self.vocab_size or BYTE_IDS
         self.name = self.name or f"{'pure_byte' if self.kind == BYTE else 'sp_bpe'}_{self.vocab_size}"
         self.dataset_suffix = self.dataset_suffix or f"{'byte' if self.kind == BYTE else 'sp'}{self.vocab_size}"
@@ -123,7 +123,7 @@ def load_specs(
     for pair in reuse:
         vocabulary, _, model = pair.partition("=")
         if not (vocabulary.isdecimal() and model):
-            raise ConfigError(f"--reuse-sp-model {pair!r} is not VOCAB=MODEL, such as 1024=tokenizers/fineweb_1024_bpe.model")
+            raise ConfigError(f"--reuse-sp-model {pair!r} must be VOCAB=MODEL, such as 1024=tokenizers/fineweb_1024_bpe.model")
         if int(vocabulary) in models:
             raise ConfigError(f"--reuse-sp-model gives two models for a vocabulary of {int(vocabulary)}; give one")
         models[int(vocabulary)] = str(Path(model).absolute())
@@ -132,7 +132,7 @@ def load_specs(
     if isinstance(records, dict):
         records = records.get("tokenizer_specs", records.get("tokenizers"))
     if not isinstance(records, list) or not records:
-        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs, or an object with one under tokenizers")
+        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs, or an object with a list under tokenizers")
     specs = []
     for number, record in enumerate(records, 1):
         try:
@@ -183,10 +183,10 @@ def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, by
             sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
             model = learn("sentencepiece", sentences, spec.vocab_size, settings)
         if model is None:
-            raise DataError("the documents hold no text to learn from")
+            raise DataError("the documents contain no text to train on")
         tokenizer = SentencePieceTokenizer(model)
         if tokenizer.bos is None:
-            raise DataError("it has no start-of-document token, which every document needs")
+            raise DataError("the model has no start-of-document token, which every document needs")
         if spec.reuse_model_path and tokenizer.vocab_size != spec.vocab_size:
             raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids, but vocab_size is {spec.vocab_size:,}")
     except DataError as error:
@@ -243,7 +243,7 @@ class Export:
                 built.append((spec, tokenizer, files))
                 if tokenizer.vocab_size != spec.vocab_size:
                     ids = f"{tokenizer.vocab_size:,} ids instead of {spec.vocab_size:,}"
-                    warnings.append(f"tokenizer {spec.name} has {ids}: training on these documents gives no more ids")
+                    warnings.append(f"tokenizer {spec.name} has {ids}: these documents do not yield more")
                     self.notify(f"warning: {warnings[-1]}")
             given = [spec._given for spec in self.specs]
             self._write("tokenizer_config.export.json", {"tokenizers": given})
@@ -374,7 +374,7 @@ class Export:
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Return the documents from `begin` on, including empty ones, in blocks with the rule that splits them."""
+            """Yield blocks of documents (including empty ones) from `begin` on, with the rule that assigns them to splits."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)

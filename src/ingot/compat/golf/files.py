@@ -126,7 +126,7 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
-                raise ValueError("it unpacks to more bytes than such a model can have")
+                raise ValueError("it decompresses to more bytes than a golf model can have")
             if any(name.endswith(".npy") for name in file.namelist()):
                 members = {name.removesuffix(".npy"): io.BytesIO(file.read(name)) for name in file.namelist()}
                 arrays = (_record(name, np.lib.format.read_array(data, allow_pickle=False)) for name, data in members.items())
@@ -149,7 +149,7 @@ def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict
     if not isinstance(contents, dict):
         raise ValueError("it is not a dict of weights")
     if contents["__quant_format__"] != FORMAT:
-        raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
+        raise ValueError(f"its format is {contents['__quant_format__']!r:.40}, not {FORMAT}")
     stored = {name: record(name, value) for name, value in {**contents["quantized"], **contents["passthrough"]}.items()}
     if contents["scales"].keys() != contents["quantized"].keys():
         raise ValueError("its codes and its scales have different names")
@@ -221,7 +221,7 @@ def is_golf(path: Path) -> bool:
 def import_golf(
     path: Path, tokenizer: str | None, say: Callable[[str], None]
 ) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Read a golf model file; return its weights and model settings, the tokenizer, and the evaluation settings of golf."""
+    """Read a golf model file; return its weights and model settings, the opened tokenizer and golf's evaluation settings."""
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:

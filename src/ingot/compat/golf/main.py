@@ -83,7 +83,7 @@ class Script(Reporter):
         return translate(self.values, self.ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def sources(self) -> tuple[list[str], list[str]]:
-        """Return two parts of the log's head: the source code of model and optimizer, and the library and GPU versions."""
+        """Return two parts of the log's header: the source code of model and optimizer, and the library and GPU versions."""
         sources = [*torch_sources(), *([custom_model_source(file)] if (file := self.values["MODEL_FILE"]) else [])]
         try:
             gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
@@ -121,7 +121,7 @@ class Script(Reporter):
             self.run_log.line(line)
         note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.tokens_per_step != tokens:
-            note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, which fill whole sequences")
+            note(f"a step trains on {report.tokens_per_step} of {tokens} tokens, to use whole sequences only")
         if report.resumed_at:
             note(f"resumes from step {report.resumed_at}")
             self.epoch = self.epochs(report.resumed_at)
@@ -153,7 +153,7 @@ class Script(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self.epoch:
             self.epoch = report.epoch
-            self.run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+            self.run_log.note(f"the training data ended in step {report.step}; starting pass {report.epoch + 1}")
         self.step_line(report, f"train_loss:{report.loss:.4f}")
 
     def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:
@@ -198,7 +198,7 @@ class Script(Reporter):
                 self.over = total - limit
                 each = len(content) / trainer.backend.parameters
                 fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-                fits = fits if limit > code else "the code alone is larger"
+                fits = fits if limit > code else "the code alone exceeds the limit"
                 line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
         # Other ranks may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
@@ -220,7 +220,7 @@ class Script(Reporter):
             self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
 
     def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
-        """Return the quantised, compressed file and the sizes to log; `raw` is what the log calls the size before compression."""
+        """Return the quantised, compressed file and the sizes to log; `raw` is the log's name for the size before compression."""
         from ingot.compat.golf.files import quantised
 
         control, keep = self.values["CONTROL_TENSOR_NAME_PATTERNS"], self.values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
@@ -229,7 +229,7 @@ class Script(Reporter):
         return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
 
     def exported(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
-        """Score the weights, which were read back from the exported file; return the file's score and facts."""
+        """Score the current weights, which were loaded from the exported file; return an Exported with the score and `facts`."""
         loss, bits_per_byte = self.score(trainer)
         return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self.data})
 
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] = (), carried: str | None = None, script: Scri
 
 
 def run_script(script: Script, environment: Mapping[str, str]) -> int:
-    """Train, or score the file named by EVAL_ONLY_PATH; return 1 if the artifact and the code exceed the size limit, else 0."""
+    """Train or, if EVAL_ONLY_PATH is set, only score that file; return 1 if artifact plus code exceed the size limit, else 0."""
     script.read(environment)
     values, first = script.values, script.ranks.first
     for warning in look_alikes(environment, script.variables) if first else ():

@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is divided: `parts` gradient-accumulation steps of `rows` sequences, each in chunks of the sizes `of_part`."""
+    """How a step is divided: `parts` gradient-accumulation steps of `rows` sequences, each in chunks of sizes `of_part`."""
 
     parts: int
     rows: int

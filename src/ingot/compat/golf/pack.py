@@ -88,7 +88,7 @@ def pack(
 ) -> dict[str, Any]:
     """Write the records folder of a submission, built from the given runs, and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
-    for before, run in zip([runs[0], *runs], runs, strict=False):  # runs with equal seeds are neighbours
+    for before, run in zip([runs[0], *runs], runs, strict=False):  # runs are sorted by seed, so equal seeds are adjacent
         if differ := _differences(runs[0], run):
             raise ConfigError(f"{runs[0].path} and {run.path} cannot be packed together: {'; '.join(differ)}")
         if run is not before and run.seed == before.seed:
@@ -182,7 +182,7 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = start if best.program == CODE else f"python {CODE}"  # generated code would score the whole split on every rank
+    score = start if best.program == CODE else f"python {CODE}"  # one process: every rank would score the whole split
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
@@ -194,7 +194,7 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
 | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(scores)}
 
-Each score is that of the artifact, read back from its file, on the whole validation split.
+Scores are measured on the whole validation split, with the artifact read back from its file.
 Data: {"; ".join(best.data)}. {best.parameters:,} parameters, {best.result["training_seconds"]:.0f} s of training,
 {s["hardware"]}, torch {s["torch"]}, Python {s["python"]}.
 
@@ -237,7 +237,7 @@ def read_run(folder: Path) -> FinishedRun:
         facts = _script_facts(folder, export) if "variables" in export else _settings_facts(folder, result, environment)
         log = _read(folder / (LOG if "variables" in export else "log.txt")).decode("utf-8", "replace")
         run = FinishedRun(path=folder, result=result, environment=environment, log=log, **facts)
-        summarise([run], REFERENCE)  # raises now if any other required value is missing
+        summarise([run], REFERENCE)  # fail now if any other required value is missing
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder / RESULT} or environment.json is incomplete or damaged ({type(error).__name__}: {error}); copy the "
@@ -247,7 +247,7 @@ def read_run(folder: Path) -> FinishedRun:
     for what, content, expected in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
         if len(content) != expected:
             raise CheckpointError(
-                f"the {what} in {folder} has {len(content):,} bytes, but result.json says {expected:,}; it has changed"
+                f"the {what} in {folder} has {len(content):,} bytes, but result.json says {expected:,}; the file was modified"
             )
     return run
 
@@ -296,7 +296,7 @@ def _changed(config: Config) -> dict[str, tuple[str, str]]:
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     if result["checkpoint_path"] is None:
-        raise CheckpointError(f"{folder} has no checkpoint of its last step to read the config from; repeat the run and keep one")
+        raise CheckpointError(f"{folder} has no checkpoint of its last step, which holds the config; repeat the run and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
     of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]
@@ -331,7 +331,7 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
 
 
 def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
-    """Raise an error if a session of the run used different sources from those being packed, judging by version and commit."""
+    """Raise CheckpointError if the session's version or commit shows that its sources differ from those being packed."""
     version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's train_gpt.py adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
         raise CheckpointError(f"{folder} was run by {version}, but this is {made_by()}; pack it with {version}")
@@ -341,5 +341,5 @@ def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOUR
         recorded = re.fullmatch("[0-9a-f]{40,64}", commit)
         if recorded and subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1:
             raise CheckpointError(
-                f"{folder} was run with commit {commit[:12]}, whose sources differ from these; check out that commit to pack it"
+                f"{folder} was run at commit {commit[:12]}, but the current sources differ; check out that commit to pack it"
             )

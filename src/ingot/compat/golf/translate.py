@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Divide `v[name]` tokens into `parts` equal parts and return the whole sequences per part; errors quote `divisors`."""
+    """Split `v[name]` tokens into `parts` equal parts; return the number of whole sequences in each. Errors quote `divisors`."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

@@ -44,9 +44,9 @@ VARIABLES = table(
     Option("WARMDOWN_ITERS", "int", 1200, "Length of the final linear decay of the learning rate, in steps of average duration. "
            "0: no decay.", sets="optimizer.decay_steps", computed=True),
     Option("WARMUP_STEPS", "int", 20,
-           "Number of warm-up steps; they are undone before the clock starts.", sets="training.priming_steps", computed=True),
+           "Warm-up steps, whose updates are undone before the clock starts.", sets="training.priming_steps", computed=True),
     Option("TRAIN_BATCH_TOKENS", "int", 524_288,
-           "Tokens per step, summed over ranks. Rounded down to a multiple of 8; an eighth must be a whole number of sequences.",
+           "Tokens per step, summed over ranks. Rounded down to a multiple of 8; an eighth of it must fill whole sequences.",
            low=1, sets="training.tokens_per_step"),
     Option("TRAIN_SEQ_LEN", "int", 1024, "Sequence length, in tokens, of training and validation.", low=1, sets="data.seq_len"),
     Option("MAX_WALLCLOCK_SECONDS", "float", 600.0,
@@ -80,7 +80,7 @@ VARIABLES = table(
     Option("BETA2", "float", 0.95, "Adam's beta2.", sets="optimizer.beta2"),
     Option("ADAM_EPS", "float", 1e-8, "Adam's epsilon.", sets="optimizer.epsilon"),
     Option("GRAD_CLIP_NORM", "float", 0.0,
-           "Largest norm of the gradients, which are clipped to it. 0: no clipping.", sets="optimizer.clip_norm", computed=True),
+           "Gradients are clipped to this norm. 0: no clipping.", sets="optimizer.clip_norm", computed=True),
     Option("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL,
            "Parameters whose names contain one of these strings are trained by Adam and never quantised.",
            sets="model.control", computed=True),
@@ -94,8 +94,8 @@ VARIABLES = table(
            "Python file with a class Model to train instead of the baseline.", sets="model.file", computed=True, added=True),
     Option("EMBED_DTYPE", "str", "auto", "Dtype of the embedding. auto: bf16 on GPUs, fp32 on CPUs.", ("auto", "bf16", "fp32"),
            sets="model.embedding_dtype", computed=True, added=True),
-    Option("INT8_RULE", "str", "golf", "How weights are quantised. golf: as in the original; exact: without a minimum scale, and "
-           "with codes computed from the stored scale.", ("golf", "exact"), added=True),
+    Option("INT8_RULE", "str", "golf", "Quantisation rule. golf: the original's. exact: no minimum scale, and integers computed "
+           "from the stored scale.", ("golf", "exact"), added=True),
 )  # fmt: skip
 # train_gpt_mlx.py has no size limit, because its runs are not submitted, and no custom models, because those use torch.
 MLX_VARIABLES = {
@@ -103,12 +103,12 @@ MLX_VARIABLES = {
 } | table(
     replace(VARIABLES["RUN_ID"], help="Name of the log, the run folder and the two model files. Unset: a random name."),
     replace(VARIABLES["VAL_LOSS_EVERY"], default=0),
-    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step, reduced to a multiple of GRAD_ACCUM_STEPS sequences."),
+    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step, rounded down to a multiple of GRAD_ACCUM_STEPS sequences."),
     replace(VARIABLES["EVAL_ONLY_PATH"], help="Model file to score instead of training: *_mlx_model.npz or *.int8.ptz."),
-    Option("GRAD_ACCUM_STEPS", "int", 8, "Number of equal parts that the tokens of a step are divided into.", low=1),
-    Option("MLX_MAX_MICROBATCH_TOKENS", "int", 8192, "Maximum number of tokens computed at once (a chunk), at least a sequence.",
+    Option("GRAD_ACCUM_STEPS", "int", 8, "Gradient accumulation steps; the tokens of a step are split evenly among them.", low=1),
+    Option("MLX_MAX_MICROBATCH_TOKENS", "int", 8192, "Maximum tokens per forward pass (a chunk); at least one sequence is used.",
            low=1, sets="training.micro_batch", computed=True),
-    Option("MLX_EAGER_EVAL", "flag", True, "1: compute a step's chunks one after the other. 0: needs more memory, may be faster.",
+    Option("MLX_EAGER_EVAL", "flag", True, "1: compute chunks one by one. 0: all at once; needs more memory but may be faster.",
            sets="training.eager", computed=True),
     Option("LOGIT_CHUNK_TOKENS", "int", 0,
            "Tokens whose logits are in memory at once. 0: all tokens of a chunk.", sets="training.loss_chunk", computed=True),
@@ -167,8 +167,8 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
     warnings, names = [], list(options)
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:
-            owner = "train_gpt.py" if name in VARIABLES else "the scripts of some records"
-            warnings.append(f"{name} belongs to {owner} and has no effect here")
+            owner = "train_gpt.py" if name in VARIABLES else "some leaderboard record scripts"
+            warnings.append(f"{name} is a variable of {owner} and has no effect here")
             continue
         word = name.upper()
         meant = closest(word, names, 0.8)

@@ -32,7 +32,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return a key's dataclass field; `sets` is the Ingot setting it is copied to, `becomes` one that translate() computes."""
+    """Return the dataclass field of a key; translate() copies the key to the setting `sets`, or computes `becomes` from it."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -87,11 +87,11 @@ class ModelConfig(KeySection):
     def check_together(self) -> None:
         if self.n_embd % self.n_head:
             near = nearest_divisor(self.n_embd, self.n_head)
-            raise ConfigError(f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest is {near}")
+            raise ConfigError(f"model.n_head={self.n_head} must divide model.n_embd={self.n_embd}; try {near}")
         if self.n_head % self.kv_heads:
             raise ConfigError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}")
         if (size := self.n_embd // self.n_head) % 2:
-            raise ConfigError(f"model.n_embd={self.n_embd} over model.n_head={self.n_head} is {size}; a head needs an even size")
+            raise ConfigError(f"model.n_embd={self.n_embd} / model.n_head={self.n_head} = {size}, but the head size must be even")
         if self.rope_scaling_type is not None and (factor := self.rope_scaling_factor) < 1:
             raise ConfigError(f"model.rope_scaling_factor={factor:g} must be 1 or more if rope_scaling_type is set")
 
@@ -151,7 +151,7 @@ class DataConfig(KeySection):
     def check_together(self) -> None:
         if self.curriculum is not None:
             if not isinstance(self.curriculum, list) or not self.curriculum:
-                raise ConfigError("data.curriculum must be a list of phases with duration_tokens and mix, or null")
+                raise ConfigError("data.curriculum must be null or a list of phases, each with duration_tokens and mix")
             for number, phase in enumerate(self.curriculum):
                 try:
                     self.curriculum[number] = phase if isinstance(phase, CurriculumPhase) else CurriculumPhase(**phase)
@@ -159,9 +159,9 @@ class DataConfig(KeySection):
                     why = "a key is missing or unknown" if isinstance(error, TypeError) else error
                     raise ConfigError(f"data.curriculum.{number}: {why}; give duration_tokens and mix for each phase") from None
             if self.format != "pretokenized":
-                raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
+                raise ConfigError("data.curriculum requires data.format=pretokenized; run `gpt-simple tokenize` first")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # with .bin/.idx, allow the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx may keep the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -278,7 +278,7 @@ def all_keys() -> dict[str, Option]:
             type_name = "list" if type_name.startswith("list") else type_name
             about = dict(key_field.metadata)
             if not about["sets"] and section == "model":
-                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # by gpt_simple.model_settings()
+                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # in gpt_simple.model_settings()
             path = f"{section}.{key_field.name}"
             options[path] = Option(path, type_name, key_field.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
     return options
@@ -373,7 +373,7 @@ def is_gpt_simple(path: str | Path) -> bool:
 
 # Maps advice in Ingot's error messages that does not apply to gpt-simple to advice that does.
 ADVICE = {
-    "on a CPU use fp32": "on a CPU use no",
+    "on a CPU use fp32": "on a CPU set it to no",
     "lower {0}, raise {1} or add data": "lower {0} or add data",
     NAME_A_CHECKPOINT: "name a checkpoint or a run folder, auto or scratch",
 }
@@ -383,8 +383,8 @@ TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, 
 key_name = names_of_settings(
     all_keys(),
     {
-        "training.tokens_per_step": "the tokens of a step",
-        "data.mix": "the mix of the buckets",
+        "training.tokens_per_step": "tokens per step",
+        "data.mix": "the bucket weights",
         "data.document_mask=true": "sdpa_mask or flex",
         "data.document_mask=false": "causal",
         "data.sampling=pack": "true",
@@ -410,8 +410,8 @@ PRESETS = {
     "large": {"n_embd": 2048, "n_layer": 24, "n_head": 32, "n_positions": 2048},  # 1,336M
 }
 HEADING = """\
-# A run of `gpt-simple train --config FILE`: every key with its meaning, its allowed values and its default.
-# A commented-out key has its default. The same command resumes a run that was stopped; check everything before a run with
+# Config file for `gpt-simple train --config FILE`: every key with its meaning, allowed values and default.
+# Commented-out keys have their defaults. To resume a stopped run, repeat the command. To check the config before training, run
 # `gpt-simple validate --config FILE`.
 """
 TEMPLATE_WIDTH = 100

@@ -50,7 +50,7 @@ def write_checkpoint(
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
-        raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export this model with --format ingot")
+        raise ConfigError(f"gpt-simple does not support the {section['family']} family; export this model with --format ingot")
     order, step, o = in_their_order(checkpoint.weights), checkpoint.step, keys["optimizer"]
     weights = {name: shared_tensor(checkpoint.weights[name]) for name in order}
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
@@ -97,7 +97,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; if training goes on after the decay, the cosine rises again."""
+    """Return the original's learning rate after `step` steps; if training continues past the decay, the cosine rises again."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)

@@ -1,4 +1,4 @@
-"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, and resume from that.
+"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, then resume from the copy.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
 on, so that they are skipped. The original's files are not modified. Tensors are loaded with weights_only, and the data position,
@@ -41,7 +41,7 @@ from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
 CURSOR_VERSION = 2
-ALL_ROWS = -1  # row count that means that the whole file was read
+ALL_ROWS = -1  # special row count: the whole file was read
 PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
@@ -68,7 +68,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"the position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # with the new list of documents
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
             write_id(out / WANDB_ID, run_id)
     say(f"resuming from gpt-simple's {saved.path} at step {saved.step}")
     if missing:
-        warn(f"{saved.path} does not hold {', '.join(missing)}: the run continues, but not exactly as an uninterrupted one would")
+        warn(f"{saved.path} lacks {', '.join(missing)}: training continues, but will not exactly match an uninterrupted run")
     return path
 
 
@@ -91,7 +91,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
     The newest checkpoint is not enough: in each new phase, the original rereads its files from the start and resets the counts.
     """
     if config.data.format != "pretokenized":
-        return "the original saves no position for JSON lines"
+        return "the original does not save it for .jsonl files"
     cursors, newest = dict[str, dict[int, int]](), -1
     for checkpoint in saved_checkpoints(saved.run) if saved.run is not None else [saved]:
         if checkpoint.step > saved.step:
@@ -149,7 +149,7 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 def read_cursors(path: Path) -> dict[str, dict[int, int]]:
     """Return the number of rows read from each file, by bucket and file index, or {} if the checkpoint has no data position.
 
-    As in the original, the largest count of all ranks is used; ALL_ROWS means that the whole file was read.
+    As in the original, each count is the maximum over all ranks; ALL_ROWS means that the whole file was read.
     """
     rows_read: dict[str, dict[int, int]] = {}
     for file in sorted((path / "dataloader_state").glob("rank_*.pkl")):
@@ -162,7 +162,7 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]]:
                     progress = {int(number): int(rows) for number, rows in cursor["file_progress"].items()}
                     count_rows(rows_read, {str(bucket): progress})
             continue
-        raise CheckpointError(f"{file} is damaged: it does not hold the position in the data")
+        raise CheckpointError(f"{file} is damaged: it contains no valid position in the data")
     return rows_read
 
 
@@ -182,8 +182,8 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
         paths = sorted((data / "train" / bucket).glob("*.bin"))
         if unknown := [number for number in files if not 0 <= number < len(paths)]:
             raise CheckpointError(
-                f"the run has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has only {len(paths)} "
-                "files; resume with the data that it was started with"
+                f"the run has read file number {unknown[0] + 1} in {data / 'train' / bucket}, which has only {len(paths)} "
+                "files; resume with the data that the run was started with"
             )
         parts = [np.empty(0, np.bool_)]
         for number, path in enumerate(paths):

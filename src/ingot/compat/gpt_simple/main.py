@@ -132,9 +132,9 @@ def batch_generate(options: Namespace, say: Say) -> None:
         raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; no model was loaded") from None
     for planned in loads:
         named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
-        warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} texts{named}")
+        warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} prompts{named}")
     if options.dry_run:
-        warn(f"{file}: {len(requests)} texts by {len(loads)} models; no problems, and no model was loaded")
+        warn(f"{file}: {len(requests)} prompts for {len(loads)} models; no problems found, no model loaded")
         return
 
     answers = answer_all(
@@ -174,7 +174,7 @@ def status(options: Namespace, say: Say) -> None:
         record = {"status": "no run state", **saved[-1].state}
         state = {**record, "global_step": saved[-1].step, "loss": loss}
     else:
-        raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
+        raise RunError(f"there is no run in {folder}; set --output_dir to a run folder")
     if options.json:
         print_json(record)
         return
@@ -223,18 +223,18 @@ def stop(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     ours, original = read_state(folder), read_dict(folder / RUN_STATE)
     if ours is None and original is None:
-        raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
+        raise RunError(f"there is no run in {folder}; set --output_dir to a run folder")
     run = Run(folder)
     if (now := run.status().status if ours is not None else _original_status(original or {})) != "running":
-        warn(f"{folder} is not running: its status is {now}")
+        warn(f"the run in {folder} is not running: its status is {now}")
         return
     if ours is None:
         if options.force:
             raise RunError(
-                f"the original gpt-simple is training in {folder}; kill its process (its pid is in {folder / RUN_STATE})"
+                f"the original gpt-simple is training in {folder}; kill its process yourself (pid: see {folder / RUN_STATE})"
             )
         (folder / STOP_FLAG).touch()
-        say(f"the original gpt-simple, which trains in {folder}, was asked to save and stop")
+        say(f"asked the original gpt-simple, which is training in {folder}, to save and stop")
         return
     if options.force:
         warn("Sending SIGKILL: progress since the newest checkpoint is lost")
@@ -243,11 +243,11 @@ def stop(options: Namespace, say: Say) -> None:
         write_atomically(folder / RUN_STATE, to_json(killed, indent=2) + "\n")
         return
     run.stop()
-    say(f"{folder} was asked to save and stop; waiting for it to end")
+    say(f"asked the run in {folder} to save and stop; waiting for it to end")
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while run.status().status == "running":
         if time.monotonic() > deadline:
-            warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; --force kills it")
+            warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; use --force to kill it")
             return
         time.sleep(POLL_SECONDS)
     say(f"the run has ended: {run.status().status}")
@@ -270,7 +270,7 @@ def make_parser() -> Parser:
             command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion=true")
             command.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch=true")
         elif name in ("status", "stop"):
-            command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
+            command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (default: ./outputs)")
         elif name in ("generate", "batch-generate"):
             models = command.add_mutually_exclusive_group(required=name == "generate")
             models.add_argument("--checkpoint", dest="model", metavar="DIR", help="checkpoint to load")
@@ -278,62 +278,62 @@ def make_parser() -> Parser:
             if name == "generate":
                 prompts = command.add_mutually_exclusive_group(required=True)
                 prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
-                prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file of JSON lines, each with a prompt")
+                prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON Lines file with one prompt per line")
             add = command.add_argument
             add("--output", type=Path, metavar="FILE", help="write the completions to a file instead of printing them")
             add("--tokenizer", metavar="DIR", help="folder of the tokenizer (default: the checkpoint's tokenizer)")
             add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (default: cuda if available, else cpu)")
-            add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
-            add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
+            add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (default: bf16)")
+            add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (default: 100)")
             add(
                 "--temperature",
                 type=float,
                 default=0.8,
                 metavar="X",
-                help="sampling temperature (0.8); 0 is the same as --greedy",
+                help="sampling temperature (default: 0.8); 0 is the same as --greedy",
             )
-            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens (50); 0: all tokens")
-            add("--top-p", type=float, default=0.95, metavar="P", help="total probability of the tokens to sample from (0.95)")
+            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens (default: 50; 0: all)")
+            add("--top-p", type=float, default=0.95, metavar="P", help="nucleus (top-p) sampling threshold (default: 0.95)")
             add("--greedy", action="store_true", help="always take the most likely token")
-            add("--repetition-penalty", type=float, default=1.0, metavar="X", help="values above 1 reduce repetition (1.0)")
+            add("--repetition-penalty", type=float, default=1.0, metavar="X", help="values > 1 reduce repetition (default: 1.0)")
             add("--seed", type=int, metavar="N", help="sampling seed; the same seed gives the same completions")
-            add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
+            add("--return-full-text", action="store_true", help="prepend the prompt to its completion")
 
     add = parsers["train"].add_argument
     add("--force", action="store_true", help="delete the run in output_dir and start a new one")
     add("--skip-runtime-probe", action="store_true", help="accepted, but has no effect: no trial step is run")
-    add("--nproc_per_node", type=int, default=1, metavar="N", help="number of ranks on this machine (1)")
-    add("--nnodes", type=int, default=1, metavar="N", help="number of machines that train together (1)")
-    add("--node_rank", type=int, default=0, metavar="K", help="index of this machine, counted from 0")
-    add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500; any free port on one machine)")
-    add("--stop-exit-code", type=int, default=0, choices=range(256), metavar="N", help="exit code of a run that is stopped (0)")
+    add("--nproc_per_node", type=int, default=1, metavar="N", help="number of ranks on this machine (default: 1)")
+    add("--nnodes", type=int, default=1, metavar="N", help="number of machines that train together (default: 1)")
+    add("--node_rank", type=int, default=0, metavar="K", help="index of this machine, from 0 (default: 0)")
+    add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (default: 127.0.0.1)")
+    add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500; with one machine, any free port)")
+    add("--stop-exit-code", type=int, default=0, choices=range(256), metavar="N", help="exit code of a stopped run (default: 0)")
 
     add = parsers["validate"].add_argument
-    add("--world-size", type=int, default=1, metavar="N", help="number of ranks that will train together (1)")
+    add("--world-size", type=int, default=1, metavar="N", help="number of ranks that will train together (default: 1)")
     add("--strict", action="store_true", help="exit with code 1 even if there are only warnings")
     add("--json", action="store_true", help="print JSON")
 
     parsers["status"].add_argument("--json", action="store_true", help="print JSON")
     parsers["stop"].add_argument("--force", action="store_true", help="kill the run; nothing is saved")
     parsers["init"].add_argument("-o", "--output", metavar="FILE", help="write the config to a file instead of printing it")
-    parsers["init"].add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B parameters")
+    parsers["init"].add_argument("--preset", choices=tuple(PRESETS), help="model size: 124M, 360M or 1.3B parameters")
     parsers["generate"].add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
     add = parsers["batch-generate"].add_argument
-    add("--input", type=Path, required=True, metavar="FILE", help="file of JSON lines, with one request per line")
-    add("--dry-run", action="store_true", help="check all requests and print which models would answer them; load no model")
+    add("--input", type=Path, required=True, metavar="FILE", help="JSON Lines file with one request per line")
+    add("--dry-run", action="store_true", help="check all requests and print which models would answer them, without loading any")
 
     add = parsers["tokenize"].add_argument
     add("--input_dir", required=True, metavar="DIR", help="input folder with .jsonl or .jsonl.gz files")
     add("--output_dir", required=True, metavar="DIR", help="output folder for the .bin/.idx pairs, such as data/train/web")
-    add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
-    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, end-of-document token included (3072)")
-    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half a window (256)")
+    add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (default: gpt2)")
+    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, including end of document (default: 3072)")
+    add("--overlap_size", type=int, default=256, metavar="N", help="overlap in tokens, at most half a window (default: 256)")
     add("--probabilistic_overlap", action="store_true", help="let windows overlap only in a random subset of the documents")
-    add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
-    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts that have fewer characters than this (200)")
-    add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
+    add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability of overlap per document (default: 0.7)")
+    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters than this (default: 200)")
+    add("--num_workers", type=int, default=1, metavar="N", help="number of files to process in parallel (default: 1)")
     return parser
 
 

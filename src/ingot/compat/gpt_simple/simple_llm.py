@@ -86,12 +86,12 @@ class SimpleLLM(Llama):
     ) -> CausalLMOutput | tuple[Any, ...]:
         cache = past_key_values or (self.new_cache(input_ids.size(0)) if use_cache else None)
         if attention_mask is not None and not bool(attention_mask[:, 0].all()):
-            raise ConfigError("attention_mask hides the first tokens of a row; pad rows on the right")
+            raise ConfigError("attention_mask masks the start of a row; pad rows on the right")
         if position_ids is not None and past_key_values is None:
             expected = torch.arange(position_ids.size(-1), device=position_ids.device)
-            # The original gives padding position 0; padding is on the right, so no real token attends to it.
+            # The original assigns position 0 to padding. Padding is on the right, so no real token attends to it.
             if not bool(((position_ids == expected) | (position_ids == 0)).all()):
-                raise ConfigError("position_ids must count from 0 in every row, or be left out")
+                raise ConfigError("position_ids must be 0, 1, 2, ... in every row, or None")
         documents = doc_ids if self.config.attention_mode != "causal" else None
         logits = self.logits(self.hidden(input_ids, cache, documents))
         loss = None

@@ -63,7 +63,7 @@ def tokenize(
     """Tokenize every .jsonl and .jsonl.gz file in a folder; if a file fails, record the error in its FileCounts and continue."""
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
-        raise ConfigError("the overlap probability must be in [0, 1], the minimum text length >= 0 and the worker count >= 1")
+        raise ConfigError("overlap_probability must be in [0, 1], min_text_length must be >= 0 and num_workers must be >= 1")
     if not source.is_dir():
         raise DataError(f"there is no folder {source}; give the folder with the .jsonl or .jsonl.gz files")
     files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())

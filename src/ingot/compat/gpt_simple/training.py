@@ -98,7 +98,7 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
         config = read_options(options, overrides)
         resolved = translate(config, options.world_size, kept_tokens(config)).config
     except ConfigError as error:
-        error.exit_code = BLOCKED  # a run whose config cannot be read cannot start
+        error.exit_code = BLOCKED  # the exit code of `validate` for a run that cannot start
         raise
     warnings(config, warn)
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
@@ -165,7 +165,7 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 
 
 def refuse_live_original(folder: Path) -> None:
-    """Raise RunError if the original gpt-simple trains in the folder: it and Ingot would delete each other's checkpoints.
+    """Raise RunError if the original gpt-simple is training in the folder: it and Ingot would delete each other's checkpoints.
 
     The state file does not name the host, so a recent one counts as a running process even if there is no such process here.
     State files written by Ingot are ignored, because Ingot's lock protects its runs.
@@ -180,16 +180,16 @@ def refuse_live_original(folder: Path) -> None:
         return
     age, path = time.time() - updated.timestamp(), folder / RUN_STATE
     if age < FRESH_SECONDS or (pid > 0 and pid != os.getpid() and is_alive(pid, age)):
-        what = f"Another training job, the original gpt-simple with process {pid}, uses {folder}, perhaps on another host"
+        what = f"the original gpt-simple (process {pid}) seems to be training in {folder}, perhaps on another host"
         how = f"stop that process first, or choose another {{0}}; if it has already ended, delete {path}"
-        raise RunError(f"{what}: {path} is {max(0.0, age):.0f} s old", Setting("training.output_dir"), advice=how)
+        raise RunError(f"{what}: {path} was last updated {max(0.0, age):.0f} s ago", Setting("training.output_dir"), advice=how)
 
 
 class GptSimpleReporter(Reporter):
-    """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
+    """A reporter that prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
     `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
-    is the mean loss in the last step line, None before the first line; `checkpoint` is the path of the newest
+    is the mean loss in the last step line (None before the first); `checkpoint` is the path of the newest
     checkpoint. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
     If `verbose`, the reporter also prints what the run is waiting for.
     """
@@ -235,7 +235,7 @@ class GptSimpleReporter(Reporter):
             folder, tokenizer = self._folder / TOKENIZER, self._tokenizer
             written = folder.is_dir() and any(folder.iterdir())  # the tokenizer is written once per run
             if tokenizer and not written and not write_tokenizer(folder, tokenizer.spec(), self._config.data.max_length):
-                warn(f"gpt-simple has no {tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
+                warn(f"gpt-simple has no {tokenizer.kind} tokenizer, so only ingot can generate from {self._folder}")
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
         if ours is not None and self.checkpoint is None:  # the run was killed before gpt-simple's folder was written

@@ -157,9 +157,9 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size:
         report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is raised to {length}")
     end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
-        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} steps of {last}")
+        report(f"the learning rate reaches its floor at step {end} and stays there for {steps - end} more steps, up to {last}")
     elif end > steps:
-        report(f"the learning rate decays until step {end}, {end - steps} steps after {last}, and ends above its floor")
+        report(f"the learning rate does not reach its floor: it decays until step {end}, {end - steps} steps after {last}")
     if kept is not None and kept != (now := tokens_per_step(config, world_size)):
-        what = f"the run began with {kept:,} tokens per step and keeps this number, although its keys now imply {now:,}"
+        what = f"the run keeps the {kept:,} tokens per step that it started with, although the config now implies {now:,}"
         report(f"{what}; to use a different batch size, start a new run in another training.output_dir")

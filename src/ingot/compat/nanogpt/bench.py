@@ -1,4 +1,4 @@
-"""bench.py: measure the time of a training step, by default of the 124M model, without evaluations or checkpoints."""
+"""bench.py: time training steps, by default of the 124M model, without evaluations or checkpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bench(arguments: Arguments) -> None:
 
     ranks = ranks_from_environment()
     if ranks.world_size > 1:
-        raise ConfigError("bench.py measures one process; start it without torchrun")
+        raise ConfigError("bench.py measures a single process; start it without torchrun")
     shared = {name: value for name, value in arguments.values.items() if name in TRAIN}
     values = settle(Arguments({**defaults(TRAIN), **FIXED, **shared}, arguments.set_keys))
     settings = fresh_settings(values, None)
@@ -60,7 +60,7 @@ def bench(arguments: Arguments) -> None:
             raise DataError(f"{error}; or use random tokens with --real_data=False") from None
         dataset, rows = open_data(config, 1)
         if dataset.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
-            raise ConfigError(f"bench.py needs GPT-2's tokens, which {config.data.path} does not have; add --real_data=False")
+            raise ConfigError(f"{config.data.path} does not contain GPT-2 tokens; use random tokens with --real_data=False")
 
         def read() -> Iterator[Batch]:
             at = plan

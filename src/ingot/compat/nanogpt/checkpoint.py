@@ -273,7 +273,7 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
         say(f"Loading meta from {meta}...")
         tokenizer = char_tokenizer(meta)
         if tokenizer is None:
-            raise DataError(f"{meta} does not list single characters in order, so tokens cannot be decoded with it")
+            raise DataError(f"{meta} does not list single characters in sorted order, so it cannot be used to decode tokens")
     elif rows >= GPT2_VOCAB_SIZE:
         say("No meta.pkl found, assuming GPT-2 encodings...")
         tokenizer = GPT2Tokenizer()
@@ -283,7 +283,7 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
             "prepare its dataset again, and run this command in the folder that contains data/"
         )
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model in {ckpt.path} only {rows:,}")
+        raise DataError(f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model in {ckpt.path} has only {rows:,}")
     return tokenizer
 
 
@@ -319,7 +319,7 @@ OWNER = "openai-community"  # owner of GPT-2 on the Hugging Face hub; older cach
 
 
 def read_pretrained(name: str) -> Ckpt:
-    """Read GPT-2's weights from a local folder or, given a name such as gpt2-medium, from the Hub's cache or the Hub."""
+    """Read GPT-2's weights from a local folder or, given a name such as gpt2-medium, from the Hugging Face hub or its cache."""
     folder = user_path(name)
     if not (folder / CONFIG).is_file():
         if name not in SIZES:
@@ -341,17 +341,17 @@ PARTS = (
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
-    """Return the state that init_from selects, with its context cropped to block_size; with eval_only, write no files."""
+    """Return the model state selected by init_from, cropped to block_size; if eval_only is set, do not modify any files."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
         tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
         vocab_size = None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
         ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, padded to 50,304"
-        say(f"a new model from scratch, with {ids}")
+        say(f"starting a new model from scratch, with {ids}")
         return Ckpt(out, fresh_settings(values, vocab_size))
     if name != "resume":
         start = read_pretrained(name)
-        say(f"a model with the weights of {name}")
+        say(f"starting from the weights of {name}")
     else:
         start = _resumed(out, warn, values["eval_only"])
         say(f"resuming from {start.path}" + ("" if start.ours else f" at iteration {start.iter_num}"))
@@ -372,7 +372,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
 
 
 def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
-    """Return the newest Ingot checkpoint in a folder, or its ckpt.pt if none of the folder's checkpoints has the same weights."""
+    """Return the newest Ingot checkpoint in a folder, or ckpt.pt if its weights match none of the folder's Ingot checkpoints."""
     path, newest = out / CKPT, None
     if saved_steps(out / "checkpoints"):
         newest = newest_valid(out / "checkpoints", warn, read_only)
@@ -413,7 +413,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
             warn(f"this is not an exact resume of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         missing = ", ".join(start.missing)
-        warn(f"{start.path} does not hold {missing}: the run continues, but not exactly as an uninterrupted one would")
+        warn(f"{start.path} lacks {missing}: training continues, but will not exactly match an uninterrupted run")
     if not start.weights:
         move_aside(out, (*PARTS, CKPT), say)
         return resolved
@@ -454,7 +454,7 @@ def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
         raise ConfigError(f"dataset={name} has a vocabulary of {tokens:,}, which is more than the model's {rows:,}")
     if dataset.split("val").tokens < 2:
         raise DataError(
-            f"dataset={values['dataset']} has no val.bin, or an empty one, but evaluations need it; prepare the data again"
+            f"dataset={values['dataset']} has no validation data: val.bin is missing or empty; prepare the data again"
         )
     return dataset
 

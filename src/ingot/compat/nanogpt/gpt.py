@@ -33,7 +33,7 @@ A100_FLOPS = 312e12  # bf16 peak of an A100, which nanoGPT assumes for every dev
 
 @dataclass
 class GPTConfig:
-    """The architecture of a GPT."""
+    """The architecture of a GPT, with nanoGPT's field names and defaults."""
 
     block_size: int = 1024
     vocab_size: int = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
@@ -100,7 +100,7 @@ class GPT(GPT2):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Return `idx` (B, T) with `max_new_tokens` generated tokens appended to each row; temperature 0 decodes greedily.
 
-        Sampling is seeded by torch.manual_seed. When the context is full, its last half is kept and processed again.
+        Sampling is seeded by torch.manual_seed. When the context is full, its first half is dropped and the rest is recomputed.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
             raise ConfigError("generate needs at least one prompt token, max_new_tokens >= 0 and temperature >= 0")

@@ -1,7 +1,7 @@
 """The keys of `train.py`, `sample.py` and `bench.py`: parse them from a command line and translate them to a Config.
 
-nanoGPT's keys (33, 11 and 9) keep nanoGPT's defaults; keys that only Ingot has are marked `added`. A command line lists presets
-and `--key=value` in any order; a later value replaces an earlier one. A preset is a Python file and is executed, as in nanoGPT.
+The keys from nanoGPT (33, 11 and 9, respectively) have nanoGPT's defaults; keys that only Ingot has are marked `added`. Presets
+and `--key=value` arguments can be mixed; later values override earlier ones. A preset is a Python file, executed as in nanoGPT.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if its simil
 
 TRAIN = table(
     Option("out_dir", "str", "out", "folder for ckpt.pt and all other files of the run", sets="training.output_dir"),
-    Option("eval_interval", "int", 2000, "iterations between evaluations; each also saves", low=1, sets="evaluation.every"),
+    Option("eval_interval", "int", 2000, "evaluate and save every this many iterations", low=1, sets="evaluation.every"),
     Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
-    Option("eval_iters", "int", 200, "batches of train.bin and of val.bin that an evaluation reads", low=1),
+    Option("eval_iters", "int", 200, "batches per evaluation from each of train.bin and val.bin", low=1),
     Option("eval_only", "bool", False, "evaluate the model once and exit, without writing any file"),
-    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only at the best so far"),
+    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only at a new best"),
     Option("init_from", "str", "scratch",
            "model to start from: scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
-    Option("wandb_log", "bool", False, "send the results of evaluations to Weights & Biases"),
+    Option("wandb_log", "bool", False, "log evaluation results to Weights & Biases"),
     Option("wandb_project", "str", "owt", "Weights & Biases project"),
     Option("wandb_run_name", "str", "gpt2", "name of the run in Weights & Biases", sets="tracking.wandb_run_name"),
     Option("dataset", "str", "openwebtext", "folder in data/ that contains train.bin and val.bin"),
-    Option("gradient_accumulation_steps", "int", 5 * 8, "micro-batches per iteration, counted over all ranks", low=1),
+    Option("gradient_accumulation_steps", "int", 5 * 8, "micro-batches per iteration, summed over all ranks", low=1),
     Option("batch_size", "int", 12, "rows per micro-batch", low=1, sets="training.micro_batch"),
     Option("block_size", "int", 1024, "context length in tokens; a loaded model is cropped to it", low=1, sets="data.seq_len"),
     Option("n_layer", "int", 12, "number of transformer blocks", low=1, sets="model.layers"),
@@ -61,7 +61,7 @@ TRAIN = table(
     Option("dropout", "float", 0.0, "dropout probability", low=0, below=1, sets="model.dropout"),
     Option("bias", "bool", False, "use biases in linear layers and LayerNorms", sets="model.bias"),
     Option("learning_rate", "float", 6e-4, "peak learning rate of AdamW", low=0, sets="optimizer.learning_rate"),
-    Option("max_iters", "int", 600000, "last iteration, counted from 0", low=0, sets="training.max_steps", computed=True),
+    Option("max_iters", "int", 600000, "0-based index of the last iteration", low=0, sets="training.max_steps", computed=True),
     Option("weight_decay", "float", 1e-1, "weight decay of matrices and embeddings", low=0, sets="optimizer.weight_decay"),
     Option("beta1", "float", 0.9, "decay rate of AdamW's first moment", low=0, below=1, sets="optimizer.beta1"),
     Option("beta2", "float", 0.95, "decay rate of AdamW's second moment", low=0, below=1, sets="optimizer.beta2"),
@@ -76,9 +76,9 @@ TRAIN = table(
     Option("dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that support it, else float16", tuple(PRECISIONS),
            null="None", sets="training.precision", computed=True),
     Option("compile", "bool", True, "use torch.compile; if this key is not set, only on CUDA GPUs", sets="training.compile"),
-    Option("deterministic", "bool", False, "make GPU results bitwise reproducible, also after a resume; slower",
+    Option("deterministic", "bool", False, "make GPU results bitwise reproducible, even after a resume; slower",
            sets="training.deterministic", added=True),
-    Option("mfu_peak", "float", None, "FLOP/s of a GPU at an MFU of 100%; None: its known peak", low=0, null="None", added=True),
+    Option("mfu_peak", "float", None, "peak FLOP/s per GPU for the MFU; None: known or measured", low=0, null="None", added=True),
     Option("tokenizer", "str", None, "tokenizer file, needed if the tokens are neither meta.pkl's characters nor GPT-2's",
            null="None", sets="data.tokenizer", added=True),
     Option("trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce, such as random ones",
@@ -94,7 +94,7 @@ SAMPLE = table(
     Option("max_new_tokens", "int", 500, "tokens per completion", low=0, high=MOST_TOKENS),
     Option("temperature", "float", 0.8, "sampling temperature; 0: always the most likely token", low=0),
     Option("top_k", "int", 200, "sample from the k most likely tokens; None or 0: from all tokens", low=0, null="None"),
-    Option("seed", "int", 1337, "seed of all random numbers", low=0, high=2**62),
+    Option("seed", "int", 1337, "random seed", low=0, high=2**62),
     TRAIN["device"],
     TRAIN["dtype"],
     Option("compile", "bool", False, "accepted, but has no effect: sample.py does not compile the model"),
@@ -159,7 +159,7 @@ def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] 
 
 
 def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Arguments:
-    """Read presets and `--key=value` words in order; `say` prints each override, as nanoGPT does."""
+    """Parse presets and `--key=value` arguments from left to right; `say` prints each override, as nanoGPT does."""
     keys = PROGRAMS[program][1]
     values, set_keys = defaults(keys), set[str]()
     for word in words:
@@ -182,7 +182,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = ast.literal_eval(text.strip())
         if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
-            value = text  # --out_dir=123
+            value = text  # so that --out_dir=123 gives the text 123
         elif key.kind != "str" and text.lower() in ("true", "false"):
             value = text.lower() == "true"
         values[name] = key.check(value, "command line")
@@ -274,7 +274,7 @@ def data_path(values: Mapping[str, Any]) -> Path:
 def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     """Raise DataError if the dataset does not exist; the message gives the command that prepares it.
 
-    If meta.pkl does not map tokens to characters, set the tokenizer to `number`, because nanoGPT can train on such data too.
+    If no tokenizer is given and meta.pkl does not map ids to characters, use the tokenizer `number`: nanoGPT accepts such data.
     """
     from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
@@ -332,7 +332,7 @@ def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedCo
 
 
 def device_named(name: str, torch_only: str = "") -> Device:
-    """Return the device that the key `device` selects; `torch_only` is the name of a program that does not support mlx."""
+    """Return the device selected by the key `device`; reject mlx if `torch_only` names a program that needs torch."""
     if name == "mlx" and torch_only:
         raise ConfigError(f"device=mlx is for train.py only; {torch_only} needs a torch device: use cpu, or mps on a Mac")
     if name.startswith("cuda") and find_device("auto").kind != "cuda":

@@ -34,7 +34,7 @@ def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False)
     """Tokenize Shakespeare with GPT-2's tokenizer or, if `by_characters`, into single characters; return the exit code."""
     how = "by characters" if by_characters else "with GPT-2's tokens"
     parser = _parser(f"Tokenize Shakespeare, or another text, {how}; 90% goes to train.bin, the rest to val.bin.", folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="text (default: input.txt in --output, downloaded if missing)")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text file (default: DIR/input.txt, downloaded if missing)")
     return _run(parser, words, _write_text, by_characters)
 
 
@@ -51,7 +51,7 @@ def openwebtext(folder: Path, words: Sequence[str]) -> int:
     add = parser.add_argument
     add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
     add("--text-field", default="text", metavar="NAME", help="JSON field or table column that contains the text (default: text)")
-    add("--workers", type=int, metavar="N", help="number of processes that encode (default: one per CPU)")
+    add("--workers", type=int, metavar="N", help="number of encoding processes (default: one per CPU)")
     return _run(parser, words, _write_documents)
 
 
@@ -103,7 +103,7 @@ def _write_text(options: Namespace) -> None:
 
 
 def _text(options: Namespace) -> str:
-    """Return the text to prepare: the bundled one, a given file, or tiny Shakespeare, downloaded if it is missing."""
+    """Return the text to prepare: the bundled text, the --input file, or tiny Shakespeare, which is downloaded if missing."""
     from urllib.request import urlopen
 
     from ingot.data.store.staging import writing

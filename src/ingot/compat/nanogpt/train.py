@@ -130,7 +130,7 @@ def evaluate(values: dict[str, Any]) -> None:
 class NanoGPTReporter(Reporter):
     """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `ideal_seconds` is the time of an iteration at the ranks' peak FLOP/s. As in nanoGPT, the MFU is printed as -100% at first.
+    `ideal_seconds` is the time per iteration if all ranks ran at peak FLOP/s. As in nanoGPT, the first MFU is printed as -100%.
     """
 
     def __init__(self, values: Mapping[str, Any], config: Config, ideal_seconds: float) -> None:
@@ -150,7 +150,7 @@ class NanoGPTReporter(Reporter):
             warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")
 
     def unwritten_checkpoint(self) -> Path | None:
-        """Return Ingot's newest checkpoint if ckpt.pt is older or missing."""
+        """Return Ingot's newest checkpoint if ckpt.pt is older or missing, else None."""
         step, newest = max(saved_steps(self._ckpt.parent / "checkpoints").items(), default=(0, None))
         if newest is None or not (step or self._ckpt.exists()):  # nanoGPT writes no checkpoint before its first iteration
             return None
@@ -176,7 +176,7 @@ class NanoGPTReporter(Reporter):
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float]:
         if isinstance(report, StepReport):
             return {}
-        assert report.train_loss is not None  # translate() sets evaluation.train_rows
+        assert report.train_loss is not None  # not None, because translate() sets evaluation.train_rows
         return {
             "iter": report.step,
             "train/loss": report.train_loss,

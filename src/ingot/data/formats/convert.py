@@ -39,7 +39,7 @@ NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # default names of shard fi
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion; `bytes` of a split is the size of its decoded text, or None if the tokenizer is unknown."""
+    """The result of a conversion; a split's `bytes` is the size of its decoded text, or None if the tokenizer is unknown."""
 
     source: Path
     found: str
@@ -52,7 +52,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The names and sizes of the output files, and the windows of gpt-simple's files."""
+    """The name and size of the output files and, for gpt-simple, the length and overlap of windows."""
 
     name: str | None = None
     shard_tokens: int = SHARD_TOKENS
@@ -131,11 +131,11 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
     if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
         raise ConfigError(f"--name {layout.name!r} is not a valid file name; use letters, digits, dots, - and _")
     if output.resolve() in (source.folder.resolve(), *source.folder.resolve().parents):
-        raise ConfigError(f"output {output} contains the source {source.folder}; give a folder that does not")
+        raise ConfigError(f"output folder {output} must not be the source {source.folder} or contain it; choose another")
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the source's own tokenizer, else the one called `name` after checking it against the source's tokens, else None."""
+    """Return the source's own tokenizer; else open `name` and check it against the source's tokens; None if `name` is None."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} already names its tokenizer, {own.kind}; leave out --tokenizer {name}")

@@ -106,7 +106,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS tokens. If the file ends with EOS, a window without EOS continues in the next."""
+        """Yield whole documents without EOS. If the file ends with EOS, a window without EOS continues in the next window."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []

@@ -45,7 +45,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that refuses all classes and functions, so that loading an untrusted pickle cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a vocabulary")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a vocabulary file")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = _PlainUnpickler(io.BytesIO(contents)).load()
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} is rejected: {reason}; it is damaged or not nanoGPT's; remove it and give --tokenizer") from None
+        raise DataError(f"cannot read {path}: {reason}; it is damaged or not nanoGPT's; remove it and give --tokenizer") from None
     if not isinstance(meta, dict) or type(meta.get("vocab_size")) is not int:
         raise DataError(f"{path} has no vocab_size, so nanoGPT did not write it; remove it and give --tokenizer")
     return meta
@@ -78,17 +78,17 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 
 
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
-    """Open a nanoGPT folder's tokenizer: the characters in meta.pkl, else `name`; without a meta.pkl, the default is GPT-2's."""
+    """Open a nanoGPT folder's tokenizer: the characters that meta.pkl lists, or the tokenizer `name` (default: GPT-2's)."""
     path = folder / META
     if name == "number":
         if not path.is_file():
-            raise DataError(f"{{0}} is number but {folder} has no {META}; write a {META} with vocab_size", TOKENIZER)
+            raise DataError(f"{{0}} is set to number, but {folder} has no {META}; add a {META} with vocab_size", TOKENIZER)
         return NumberTokenizer(read_meta(path)["vocab_size"])
     if not path.is_file():
         return open_tokenizer(name or "gpt2")
     if (characters := char_tokenizer(path)) is not None:
         if name not in (None, "char"):
-            raise DataError(f"{{0}} is {name} but {folder} is character data, as its {META} shows; leave {{0}} out", TOKENIZER)
+            raise DataError(f"{{0}} is {name}, but {folder} is character data (see its {META}); leave {{0}} out", TOKENIZER)
         return characters
     if name is None:
         size = read_meta(path)["vocab_size"]

@@ -61,12 +61,12 @@ def parse_manifest(content: bytes, where: str) -> Record:
     except (ValueError, RecursionError):
         raise DataError(f"{where} is not JSON; it is damaged or not a manifest") from None
     if not isinstance(manifest, dict):
-        raise DataError(f"{where} is not a manifest: it holds a {type(manifest).__name__} instead of an object")
+        raise DataError(f"{where} is not a manifest: expected a JSON object, got {type(manifest).__name__}")
     return manifest
 
 
 class ManifestEntry(NamedTuple):
-    """The entry of a shard folder in the manifest.json at `where`, and the kind and file ("" if none) of its tokenizer."""
+    """A shard folder's entry in the manifest.json at `where`, and its tokenizer's kind and file ("" if there is no file)."""
 
     where: Path
     stats: Record
@@ -75,7 +75,7 @@ class ManifestEntry(NamedTuple):
 
 
 def read_listing(dataset: Path) -> ManifestEntry | None:
-    """Return the manifest's entry for a folder of shards; None if there is no manifest, or no entry in it."""
+    """Return the manifest's entry for a folder of shards; None if the manifest is missing or does not list the folder."""
     folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a symlink to another disk)
     where = folder.parent.parent / MANIFEST
     manifest = parse_manifest(where.read_bytes(), str(where)) if where.is_file() else {}

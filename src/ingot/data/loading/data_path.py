@@ -53,7 +53,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
 
 def text_bytes(path: str) -> int | None:
-    """Return the approximate size in bytes of the text at `data.path`; None if the path holds tokens or names a tokenizer."""
+    """Return the approximate size in bytes of the text at `data.path`; None if it holds tokens or is sample:NAME+TOKENIZER."""
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return None if own else sample_bytes(name)

@@ -1,7 +1,7 @@
 """Row order: the start of a row is a pure function of its sample number and does not depend on the world size.
 
 A run reads samples 0, 1, 2, ... Each sample number determines a row. A step takes the next sample numbers, and every rank
-computes its share of the rows. A run can therefore change its world size between two steps and still use every row exactly once.
+processes its share of the rows. A run can therefore change its world size between two steps and still use every row exactly once.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Sequential:
 
     @property
     def _lengths(self) -> Sequence[int]:
-        """Return the number of rows in each span of the repeating cycle."""
+        """Return the number of rows in each span; the list repeats cyclically."""
         return [self.rows // self.spans] if isinstance(self.spans, int) else self.spans
 
     def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:

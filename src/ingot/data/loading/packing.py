@@ -247,7 +247,7 @@ class RedrawnRows(ByNumber):
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
-        """Copy the rows `rows` of an epoch's ring to the rows `lines` of the batch; both are arrays of indices."""
+        """Copy rows of an epoch's ring into the batch: row `rows[i]` of the ring becomes row `lines[i]` of the batch."""
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens

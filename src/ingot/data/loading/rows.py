@@ -52,8 +52,8 @@ class LimitedRows(ByNumber):
 class MixedRows:
     """Rows drawn from several buckets by weight. If `epochs` is None, every bucket repeats forever.
 
-    With `halt`, drawing from an exhausted bucket raises DataExhausted. Otherwise its weight is shared by the remaining buckets,
-    and once all are exhausted the rest of the step is padded with empty rows.
+    With `halt`, drawing from an exhausted bucket raises DataExhausted. Otherwise the remaining buckets share its weight,
+    and once all are exhausted, the rest of the step is padded with empty rows.
     """
 
     sources: Mapping[str, FiniteRows]
@@ -73,7 +73,7 @@ class MixedRows:
         return next(iter(self.sources.values())).seq_len
 
     def at(self, phase: int, places: Places) -> MixedRows:
-        """Return a copy for a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
+        """Return a copy that continues in this phase after `places[name]` rows have been read from each bucket `name`."""
         return replace(self, phase=phase, places=places)
 
     def after(self, samples: range) -> tuple[int, Places]:
@@ -82,7 +82,7 @@ class MixedRows:
         return samples.start + len(drawn), {**self.places, **places}  # a bucket outside the mix keeps its position
 
     def epoch(self, sample: int) -> int:
-        """Return how many times every bucket of the mix has been read completely, according to `places`; `sample` is not used."""
+        """Return the smallest number of complete passes over a bucket of the mix, computed from `places`; `sample` is ignored."""
         weights = self.mixes[self.phase]
         return min(source.epoch(self.places.get(name, 0)) for name, source in self.sources.items() if weights.get(name))
 
@@ -161,7 +161,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
             read = record["buckets"].get(name, {"documents": documents, "read": []})
             if (listed := read["documents"]) != documents:
                 problem = f"{{0}} lists {listed:,} documents in the bucket {name}, but {dataset.folder} has {documents:,}"
-                raise DataError(problem, setting, advice="it belongs to different data; use the data of the original run")
+                raise DataError(problem, setting, advice="this record was written for other data; use the data of that run")
             masks[name] = np.zeros(documents, np.bool_)
             for first, stop in read["read"]:
                 if not 0 <= first <= stop <= documents:
@@ -184,12 +184,12 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """Return the rows of a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
+        """Return rows that continue in this phase after `places[name]` rows have been read from each bucket `name`."""
 
     def after(self, samples: range) -> tuple[int, Places]:
         """Return the sample number after `samples`, and how many rows of each bucket have been read by then ({} without a mix).
 
-        At the end of the data, only those samples count that are still available.
+        If the data runs out, only the samples that are still available count.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:

@@ -61,7 +61,7 @@ def _packed(name: str) -> bytes:
 
 
 def _prepared_once(folder: Path, write: Callable[[], object]) -> Path:
-    """Return `folder`, after calling `write` if it holds no sound data; of several processes, one writes and the others wait."""
+    """Return `folder`, calling `write` first if it holds no valid data; one process writes while any others wait."""
     if is_sound(folder):
         return folder
     lock_folder = folder.with_name(f".{folder.name}.lock")

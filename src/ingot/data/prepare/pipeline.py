@@ -59,7 +59,7 @@ RuledBlocks = Iterator[tuple[Rule, Block]]
 
 @dataclass(frozen=True)
 class Into:
-    """A rule that assigns every document to the same split and, optionally, to one of the split's buckets."""
+    """A rule that assigns all documents to one split and, optionally, to one bucket of that split."""
 
     split: str
     bucket: str | None = None
@@ -140,7 +140,7 @@ def prepare(
     if len(given := [name for name, value in held_out_by.items() if value not in (None, [])]) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give only one of them")
     check_output(output, overwrite)
-    opened = open_unless_learned(tokenizer or "byte", bos)  # reject a wrong name before downloading the inputs
+    opened = open_unless_learned(tokenizer or "byte", bos)  # reject an invalid tokenizer before downloading the inputs
     try:
         "".encode(encoding)  # raises for codecs that are not text encodings
         encoding = codecs.lookup(encoding).name
@@ -158,7 +158,7 @@ def prepare(
     total = sum(map(file_bytes, files + val_files))
     if tokenizer is None and total > SMALL_TEXT_BYTES:
         tokenizer, opened = LARGER_TEXT, None
-        log.warning("no tokenizer is named: learning %s, which is better than bytes for more than 512 KB of text", tokenizer)
+        log.warning("no tokenizer given: learning %s, which works better than bytes on more than 512 KB of text", tokenizer)
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
 
     def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
@@ -215,7 +215,7 @@ def prepare(
                 shard_tokens=shard_tokens,
             )
             if not manifest.splits["train"].documents:
-                raise DataError("no text is left to train on, because all of it is held out; hold out less text or give more")
+                raise DataError("no text is left to train on: all of it is held out for validation; hold out less or add text")
     return Prepared(
         folder=output,
         tokenizer=built.kind,
@@ -260,10 +260,10 @@ def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[li
     seen: set[Path] = set()
     for path in files + val_files:
         if (resolved := path.resolve()) in seen:
-            raise DataError(f"{path} is given twice; a text may be used only once, in training or in validation")
+            raise DataError(f"{path} is given twice; give each file only once, for training or for validation")
         seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("%d files ignored, such as %s: they are hidden, a README.md or not %s", len(ignored), ignored[0], WHAT)
+        log.warning("ignoring %d files, such as %s: hidden, named README.md or not %s", len(ignored), ignored[0], WHAT)
     return files, val_files, ignored
 
 

@@ -79,7 +79,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         for worker in started:
             worker.stop()
         threads.shutdown()
-        for worker in started:  # again, because one may have been starting during the first loop
+        for worker in started:  # again, because a worker may have started during the first loop
             worker.stop()
 
 
@@ -106,7 +106,7 @@ class _Worker:
             encoded = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
             advice = "run the same command with fewer --workers to continue"
-            raise RunError("a worker process was killed, perhaps for lack of memory", advice=advice) from error
+            raise RunError("a worker process was killed, possibly because memory ran out", advice=advice) from error
         if isinstance(encoded, IngotError):
             raise encoded
         return encoded  # type: ignore[no-any-return]

@@ -178,7 +178,7 @@ class Split(TokenStream):
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return the offset of each document in the stream, followed by the end of the last document."""
-        if self._starts is not None:  # kept, because every row with a document mask needs them
+        if self._starts is not None:  # cached, because every row with a document mask needs the offsets
             return self._starts
         try:
             starts = self.index()
@@ -235,7 +235,7 @@ class Bucket:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return the offset of each document in the bucket, followed by the end of the last document."""
-        if self._starts is None:  # kept, because every row with a document mask needs them
+        if self._starts is None:  # cached, because every row with a document mask needs the offsets
             starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
             self._starts = np.asarray(starts) - np.uint64(self._first_token)
         return self._starts
@@ -265,7 +265,7 @@ class Dataset:
     splits: Mapping[str, Split]
     about: str = ""  # a description of the files for users
     known_tokenizer: Tokenizer | None = None
-    problems: list[DataProblem] = field(default_factory=list)  # the defects of damaged data that was opened for an audit
+    problems: list[DataProblem] = field(default_factory=list)  # defects found when damaged data was opened for an audit
     record: Manifest | None = None  # the contents of dataset.json, if readable
 
     @classmethod
@@ -299,7 +299,7 @@ class Dataset:
                     if path in sizes and sizes[path] != shard.tokens:
                         problem = f"holds {sizes.pop(path):,} tokens but {MANIFEST} records {shard.tokens:,}"
                         problems.append(DataProblem("shard-size", str(path), problem))
-                if strict:  # an audit (not strict) checks the whole index itself
+                if strict:  # audits open data with strict=False and check the whole index themselves
                     try:
                         check_index_size(folder / record.document_index, record.documents)
                     except ValueError as fault:
@@ -346,8 +346,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash of the tokenizer, the shards and the counts in dataset.json.
 
-        For other programs' data, it covers the tokenizer and the name, size, first and last bytes of every file, so that it is
-        fast even for a hundred files.
+        For other programs' data, it covers the tokenizer and the name, size, first and last bytes of every file, so
+        computing it is fast even for a hundred files.
         """
         if self.record is not None:
             return self.record.fingerprint
@@ -414,7 +414,7 @@ class SplitCounts:
 def tokenizer_problem(file: str, error: DataError) -> DataProblem:
     """Return a DataProblem for a tokenizer that cannot be read."""
     if isinstance(error, NoSpacePiece):
-        problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are miscounted"
+        problem = "has a tokenizer without a piece for a single space (U+2581), so byte counts would be wrong"
         return DataProblem("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
     return DataProblem("tokenizer", file, f"holds no readable tokenizer: {error}", place="tokenizer")
 
@@ -453,7 +453,7 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
             for name, split in manifest.splits.items():
                 for key in ("tokens", "documents", "bytes"):
                     if (total := sum(getattr(shard, key) for shard in split.shards)) != (recorded := getattr(split, key)):
-                        problem = f"is damaged: the shards have {total:,} {key} but their split has {recorded:,}"
+                        problem = f"is damaged: the shards have {total:,} {key} in total, but the split records {recorded:,}"
                         problems.append(damaged(problem, place=f"splits.{name}"))
             return manifest
     except ValidationError as error:

@@ -68,7 +68,7 @@ def check_index_size(path: Path, documents: int) -> None:
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
     if size != expected:
-        raise ValueError(f"has {size:,} bytes instead of the {expected:,} that {documents:,} documents need")
+        raise ValueError(f"must have {expected:,} bytes for {documents:,} documents, but has {size:,}")
 
 
 def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:

@@ -28,7 +28,7 @@ AGAIN = "copy the folder again or prepare the data again"
 
 @dataclass(frozen=True)
 class DataProblem:
-    """One defect of token data. The meaning of a code never changes; docs/data-audit.md explains all codes."""
+    """A defect in token data. The meaning of a code never changes; docs/data-audit.md explains all codes."""
 
     code: str
     file: str
@@ -54,14 +54,14 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
 MAX_TOKENS = 2**31 - 1  # the header stores the count as int32
-PART_TOKENS = 1 << 22  # tokens whose bytes are counted at a time; this takes many times their size in memory
+PART_TOKENS = 1 << 22  # tokens per chunk when counting bytes; counting takes many times the chunk's size in memory
 BUFFER_BYTES = 1 << 20
 
 
 class TokenWriter:
     """Writes tokens to a file; with `header`, to a shard whose header is written last, so that no unfinished file looks complete.
 
-    `written` is the number of tokens that an interrupted process saved in this file; everything after these tokens is cut off.
+    `written` is the number of tokens that an interrupted process saved in this file; anything after these tokens is truncated.
     """
 
     def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2", written: int = 0, header: bool = False) -> None:
@@ -172,7 +172,7 @@ class TokenStream:
         """Return the tokens of one file, memory-mapped on the first call."""
         tokens = self._maps.get(number)
         if tokens is None:
-            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing this is three times as fast as slicing a memmap
+            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing a plain array is 3x as fast as slicing a memmap
             if len(tokens) != self.sizes[number]:
                 raise DataError(f"{self.paths[number]} was replaced while it was in use; start again with the new data")
             self._maps[number] = tokens

@@ -33,7 +33,7 @@ FILES = re.compile(
     r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
 FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
-EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that identify a folder as token data, as a shard's header does
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # a folder with one of these files, or with a shard, holds token data
 
 
 class StagedFolder:
@@ -71,7 +71,7 @@ def staged(
             parent.mkdir(exist_ok=True)
             undo.callback(remove_if_empty, parent)
         if folder.is_symlink():
-            raise ConfigError(f"{folder} is a symbolic link, and nothing is written through links; remove it")
+            raise ConfigError(f"{folder} is a symbolic link, and Ingot does not write through links; remove it")
         folder.mkdir(exist_ok=True)
         lock = undo.enter_context(FolderLock(folder))
         if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
@@ -126,7 +126,7 @@ def check_output(output: Path, overwrite: bool) -> None:
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which is not known to be token data"
-        raise ConfigError(f"output {output} holds {holds}, and anything but token data is never replaced; use another folder")
+        raise ConfigError(f"output {output} holds {holds}, but Ingot only replaces folders of token data; use another folder")
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
 
@@ -144,7 +144,7 @@ def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
             return point
         why = "they do not match the journal in that folder"
         if was != now:
-            why = f"that run did different work ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
+            why = f"its inputs or settings were different ({', '.join(key for key in now if was.get(key) != now[key])})"
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass
     left = list(folder.iterdir())

@@ -112,7 +112,7 @@ class SplitWriter:
             self.state.buckets.append(BucketRecord(name=name, **self.state.counts()))
 
     def add(self, documents: Encoded) -> None:
-        """Add documents, skipping those that the tokenizer encodes to nothing."""
+        """Add documents, skipping those that encode to no tokens."""
         documents = documents.select(documents.tokens > 0)
         ends, state = np.cumsum(documents.tokens), self.state
         self._index.write((state.tokens + ends - documents.tokens).astype("<u8").tobytes())
@@ -170,7 +170,7 @@ class SplitWriter:
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
         """Write the tokens of a document, which may span several shards; return its token and byte counts.
 
-        `left` is the size in bytes of the text of a one-part document; if it is None, bytes are counted from the tokens.
+        `left` is the text size in bytes of a document given in one part; if it is None, bytes are counted from the tokens.
         """
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:

@@ -39,8 +39,8 @@ XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
 HUB = "hf:"  # prefix of a dataset name on the Hugging Face hub
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # a folder in the hub's cache
-TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the one that holds the text with {0}"
-CONVERT = "convert the file or leave it out, or use --encoding or --skip-unreadable of `ingot data prepare`"
+TEXT_FIELD, NAME_IT = Setting("--text-field"), "use {0} to name the field that contains the text"
+CONVERT = "convert the file, leave it out, or pass --encoding or --skip-unreadable to `ingot data prepare`"
 BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # rows read at once from a parquet file
@@ -61,7 +61,7 @@ def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 def read_lines(
     stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
 ) -> Iterator[str]:
-    """Yield the text of each line's JSON object. `lines_before` and `bytes_before` tell where in the file `stream` begins."""
+    """Yield the text of each line's JSON object. `lines_before` and `bytes_before` give the start of `stream` in the file."""
     for number, line in enumerate(stream, lines_before + 1):
         data = line if bytes_before else line.removeprefix(codecs.BOM_UTF8)
         if data and not data.isspace():
@@ -119,7 +119,7 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
             yield row[header.index(text_field)]
     except csv.Error as error:
         advice = "quote fields that contain quotes, delimiters or line ends"
-        raise DataError(f"{path}:{rows.line_num}: not a row of a table ({error}); {advice}") from None
+        raise DataError(f"{path}:{rows.line_num}: malformed row ({error}); {advice}") from None
 
 
 def check_pyarrow(what: str) -> None:
@@ -170,7 +170,7 @@ def field_text(record: Any, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"field {name!r} holds half a surrogate pair, which is not a character; remove that half") from None
+        raise DataError(f"field {name!r} contains an unpaired surrogate, which is not a character; remove it") from None
     return text
 
 
@@ -183,7 +183,7 @@ def no_field(name: str, names: Sequence[str], what: str) -> DataError:
 
 
 def _decoded(data: bytes, path: Path, offset: int = 0) -> str:
-    """Decode UTF-8; `offset` is where these bytes begin in the file."""
+    """Decode UTF-8; `offset` is the position of `data` in the file, for the error message."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -279,7 +279,7 @@ def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
                     raise DataError(f"{path} is damaged ({error}); copy it again") from None
                 piece = unpacker.unused_data if unpacker.eof else b""
     if make and not unpacker.eof:
-        raise DataError(f"{path} is cut short: its {codec} stream has no end; copy it again")
+        raise DataError(f"{path} is cut short: the end of its {codec} stream is missing; copy it again")
 
 
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -301,10 +301,10 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                     hidden = any(part.startswith(".") for part in file.relative_to(path).parts) or file.name.lower() == README
                     (ignored if hidden or not kind_of(file) or not file.is_file() else files).append(file)
             elif not path.is_file():
-                hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
+                hub = f"; for a dataset on the hub, use {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
                 raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of such files{hub}")
             elif not kind_of(path):
-                raise DataError(f"cannot read {path}: inputs are {WHAT} files or folders; rename it if only its suffix is wrong")
+                raise DataError(f"cannot read {path}: expected {WHAT}, or a folder; if only the suffix is wrong, rename the file")
             elif not path.stat().st_size:
                 raise DataError(f"{path} is empty; give a file with text")
             else:
@@ -376,7 +376,7 @@ def count_documents(files: Iterable[Path], text_field: str, limit: int, encoding
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that says how to read a file, without a compression suffix; "" if the file's type is not supported."""
+    """Return the suffix that determines how a file is read, ignoring compression suffixes; "" for unsupported types."""
     suffix = path.suffix.lower()
     if suffix in CODECS:
         inner = path.with_suffix("").suffix.lower()
@@ -404,7 +404,7 @@ Buckets = dict[str, dict[str, list[Path]]]  # split -> bucket -> files
 
 
 def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
-    """Return those files in train/BUCKET/ and val/BUCKET/ for which `wanted` is true, by split and bucket; {} if there are none.
+    """Return the files in train/BUCKET/ and val/BUCKET/ that `wanted` accepts, by split and bucket; {} if there are none.
 
     A bucket with files in only one split is an error.
     """

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, user_path
 
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # bpe:N learns from at most this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
-SEAM_BYTES = 1 << 16  # bytes searched backwards for a word boundary at which to truncate; Chinese has few spaces
+SEAM_BYTES = 1 << 16  # bytes to search backwards for a space or line break to truncate at; Chinese text has few spaces
 SUFFIXES = (".model", ".json")
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file
 HUB = "hf:"
@@ -111,7 +111,7 @@ def bpe_size(name: str) -> int:
     """Return N from the tokenizer name `bpe:N`; raise ConfigError if it is not a valid vocabulary size."""
     size = name.removeprefix(BPE)
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
-        raise ConfigError(f"{name} has no valid number of ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
+        raise ConfigError(f"{name} has no valid vocabulary size; give {BPE}N, with N from 257 to {NARROW:,}")
     return int(size)
 
 
@@ -186,7 +186,7 @@ def _refuse_bos(bos: str | None, name: str) -> None:
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
 HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens to check per sample
-MIN_MATCHING = 0.75  # fraction of samples that must round-trip: on web text and code all do, with a wrong tokenizer at most 17/32
+MIN_MATCHING = 0.75  # fraction of samples that must round-trip: all do on web text and code, at most 17/32 with a wrong tokenizer
 
 
 class RoundTrips(NamedTuple):

@@ -51,7 +51,7 @@ class GPT2Tokenizer(PieceTokenizer):
 
 
 def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
-    """Return GPT-2's tokenizer; raise DataError if the vocabulary and merges files do not contain exactly its vocabulary."""
+    """Return GPT-2's tokenizer; raise DataError if the vocabulary and merges files do not match GPT-2's exactly."""
     alphabet = byte_alphabet()
     try:
         ids = {bytes(alphabet[c] for c in token): i for token, i in json.loads(vocabulary).items() if token != END_OF_TEXT}

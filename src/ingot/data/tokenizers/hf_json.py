@@ -31,7 +31,7 @@ ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # behaviours of Split that drop no text
-Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with a word's leading space
+Entry = tuple[bytes | None, bool]  # the bytes of an id (None: special), and whether they begin with a word's leading space
 
 
 class HFTokenizer(FileTokenizer):
@@ -126,7 +126,7 @@ def _build(contents: bytes) -> Any:
                 longer = len(content) > len(pattern or "x")
                 growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
                 if growths[-1][1] > MAX_GROWTH:
-                    raise DataError(f"the replacements of this tokenizer.json can make a text over {MAX_GROWTH:,} times longer")
+                    raise DataError(f"the Replace steps of this tokenizer.json can make a text over {MAX_GROWTH:,} times longer")
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -186,11 +186,11 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     model = config["model"]
     unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
-        # In SentencePiece-style vocabularies <unk> starts a new text; elsewhere it has no bytes and the space after it is text.
+        # In SentencePiece-style vocabularies a new text starts after <unk>; elsewhere <unk> is empty and the next space is kept.
         table[unknown] = (None if style == "spaces" else b"", False)
     if style == "spaces" and (b" ", True) not in table:
         raise NoSpacePiece(
-            "the vocabulary has no piece for a single space (U+2581), so bytes would be counted wrong; choose another tokenizer"
+            "the vocabulary has no piece for a single space (U+2581), so byte counts would be wrong; choose another tokenizer"
         )
     return table
 

@@ -117,7 +117,7 @@ def train_tokenizer(
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'the input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
-        most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
+        most = f"the text yields a vocabulary of only {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
         raise DataError(most, VOCAB_SIZE, advice=f"lower {{0}} to {tokenizer.vocab_size} or use more text")
     with writing_output(output):
         write_atomically(output.resolve(), contents)

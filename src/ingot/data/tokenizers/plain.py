@@ -61,7 +61,7 @@ def read_byte_file(contents: bytes) -> ByteTokenizer | None:
     expected = {"vocab_size": ByteTokenizer.vocab_size, **GOLF_IDS}
     ids = {**record, **record["config"]} if isinstance(record.get("config"), dict) else record
     if any(ids.get(name, value) != value for name, value in expected.items()):
-        raise DataError("this byte tokenizer's ids are not golf's, which are pad 0, bos 1, eos 2, unk 3 and bytes from 4 on")
+        raise DataError("a byte tokenizer must have golf's ids: pad 0, bos 1, eos 2, unk 3 and the bytes from 4 on")
     return ByteTokenizer()
 
 

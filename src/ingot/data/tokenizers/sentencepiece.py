@@ -44,7 +44,7 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
     if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):
-        return None  # not BPE, spaces at the end of words, or spaces not written as U+2581
+        return None  # the model is not BPE, puts spaces at the end of words, or does not write them as U+2581
     if rules and (not folds or normaliser.get(1) not in NORMALISERS):  # rules may produce runs of spaces
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
@@ -120,11 +120,11 @@ class SentencePieceTokenizer(FileTokenizer):
         pieces, spaced, sizes = zip(*table, strict=True)
         if not any(piece == b" " and starts for piece, starts, _ in table):
             raise NoSpacePiece(
-                "the model has no piece for a single space (U+2581): a space would become three byte pieces and bytes would be "
-                "counted wrong; train a model on text with spaces in it"
+                "the model has no piece for a single space (U+2581): a space would become three byte pieces and byte counts "
+                "would be wrong; train a model on text that contains spaces"
             )
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
-            raise DataError("the model puts spaces after words (treat_whitespace_as_suffix), so bytes would be counted wrong")
+            raise DataError("the model puts spaces after words (treat_whitespace_as_suffix), so byte counts would be wrong")
         self.contents, self._model, self._piece_sizes = contents, model, sizes
         self.marks_capitals = bool(marks)
         special = (model.bos_id(), model.eos_id(), model.pad_id())
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
-    """Return an id's text (None if special), whether it begins with a space, and its bytes by golf's rule, without `marks`."""
+    """Return an id's text (None if special), whether it begins with a space, and its byte count (golf's rule, no `marks`)."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))

@@ -145,7 +145,7 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"character {error.start} of the text is half a surrogate pair; remove it") from None
+        raise DataError(f"character {error.start} of the text is an unpaired surrogate; remove it") from None
 
 
 def check_size(vocab_size: int) -> None:
@@ -202,7 +202,7 @@ CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the first capitalis
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer with a table of the bytes of each id, None for special ids; the text after a special id starts a document."""
+    """A tokenizer with a table of each id's bytes (None for special ids); the text after a special id starts a new document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
         """Set the piece table; `spaced` is True for pieces that begin with a word's leading space. With `adds_space`, a space is

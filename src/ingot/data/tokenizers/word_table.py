@@ -31,8 +31,8 @@ LETTERS = (string.ascii_letters + string.digits).encode()
 FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
-# In GPT-2's regex a run of white space begins a word: only its last character can join the text after it, and the lookahead
-# only tests the character after it. Punctuation after a letter or digit also begins a word: no match contains this sequence,
+# In GPT-2's regex a run of white space begins a word: only the run's last character can join the text after the run, and the
+# lookahead tests just the next character. Punctuation after a letter or digit also begins a word: no match contains such a pair,
 # and the regex never looks behind. Texts with a non-ASCII space in a run of white space are encoded by the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets of the fields in a key and in its value
@@ -64,7 +64,7 @@ class WordTable:
         self._clear()
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Encode texts, which are given in UTF-8, and return the ids of each."""
+        """Encode UTF-8 texts and return the ids of each text."""
         by_library = np.array([not text.isascii() and self._foreign.search(text) is not None for text in texts], bool)
         by_words = [b"" if foreign else text for text, foreign in zip(texts, by_library.tolist(), strict=True)]
         joined = b"".join(by_words)
@@ -169,4 +169,4 @@ class WordTable:
 
     def _clear(self) -> None:
         self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # three columns for the key, one for offset and number of ids
-        self._words, self._used = 0, 1  # the pool is filled from 1, so a value of 0 means that a word is missing
+        self._words, self._used = 0, 1  # the pool is filled from index 1, so a value of 0 marks a word that is not in the table

@@ -56,7 +56,7 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
         split.dtype = np.dtype(np.uint32)  # one dtype for all splits, so that equal documents are equal arrays
     own = dataset.known_tokenizer
     if dataset.format == "shards":
-        with suppress(DataError, OSError):  # a damaged manifest.json may belong to other data
+        with suppress(DataError, OSError):  # ignore a damaged manifest.json, which may belong to other data
             own = _try_tokenizer(dataset, paired_tokenizer(path))
     given = _try_tokenizer(dataset, tokenizer)
     if tokenizer is None and own is None and dataset.format != "ingot":
@@ -214,12 +214,12 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
 # The audit: check every split, and compare the validation split with one or more train splits.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
-FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space (Shakespeare: 1%)
+FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space (1% of Shakespeare)
 SAMPLED = 64  # documents that are decoded and re-encoded
 MAX_RUN_WORDS = 1000  # largest allowed value of `ngram_words`
 FOLDS = (
-    "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right; if you need "
-    "bits per decoded byte, use a lossless tokenizer (--kind bpe), otherwise raise --byte-gap"
+    "the tokens are correct, but the tokenizer normalises this text, which affects only bits per decoded byte, not bits per byte "
+    "of the original text; for bits per decoded byte use a lossless tokenizer (--kind bpe), otherwise raise --byte-gap"
 )
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
@@ -359,7 +359,7 @@ def _audit_split(
     if counts.outside is not None:
         vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
         tokens = int(counts.ids[tokenizer.vocab_size :].sum())
-        problem = f"tokens outside {vocabulary} begin here: {split.name} has {tokens:,}, the largest is {counts.largest:,}"
+        problem = f"first token outside {vocabulary}: {split.name} has {tokens:,}, the largest is {counts.largest:,}"
         where, place = split.place(counts.outside)
         problems.append(DataProblem("token-range", where, problem, OTHER, place))
     marked = (not complete or _check_marks(side, counts, index, problems)) and fits
@@ -372,7 +372,7 @@ def _audit_split(
         result = round_trips(tokenizer, samples)
         if not result.fit:
             counted = f"{len(result.wrong)} of the {result.tried} sampled documents"
-            problem = f"the tokenizer encodes the text here to different tokens, as in {counted}"
+            problem = f"re-encoding the decoded document gives different tokens, as in {counted}"
             where, place = split.place(begins[result.wrong[0]])
             problems.append(DataProblem("tokenizer-mismatch", where, problem, OTHER, place))
         if result.fit and marked:
@@ -397,7 +397,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
 
 
 def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, problems: list[DataProblem]) -> None:
-    """Check that the tokens decode to the recorded number of bytes and, within the gap `limit`, to the size of the text."""
+    """Check that the tokens decode to the recorded number of bytes and, within a relative gap of `limit`, to the text's size."""
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
@@ -498,7 +498,7 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
 
 @cache
 def _word_borders() -> dict[int, str]:
-    """Return a `str.translate` table that replaces all but letters and digits by spaces and isolates letters from U+3000 on.
+    """Return a `str.translate` table that keeps letters and digits, puts spaces around those from U+3000 on, and blanks the rest.
 
     Chinese and Japanese have no spaces between words, so every character from U+3000 on counts as a word.
     """

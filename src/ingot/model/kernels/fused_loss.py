@@ -87,7 +87,7 @@ def _bytes(x: Tensor) -> Tensor:
 def _fp8_head_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the summed loss and, as FP8 bytes, the gradient of the logits (N, V), hidden states (C, N) and weights (C, V)."""
+    """Return the summed loss and, as FP8 bytes, the gradient of the logits (N, V) and the transposed `hidden` and `weight`."""
     h, w = _rounded(hidden, HIDDEN_SCALE, E4M3), _rounded(weight, WEIGHT_SCALE, E4M3)
     loss, grad = loss_and_grad(h.float() * HIDDEN_SCALE, w.float() * WEIGHT_SCALE, targets, softcap)
     grad = _rounded(grad.masked_fill_((targets == IGNORED)[:, None], 0.0), GRAD_SCALE, E5M2)

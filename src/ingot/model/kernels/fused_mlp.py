@@ -71,7 +71,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
     return x.new_empty(len(x), len(down)), inner, inner.new_empty(inner.shape if _keeps_scores(activation) else 0)
 
 
-# The gradient of `down` is computed here, too, because for a separate matmul the compiler would cast dy a second time.
+# The gradient of `down` is also computed here, because the compiler would cast dy a second time for a separate matmul.
 @torch.library.custom_op("ingot::mlp_backward", mutates_args=())
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
@@ -155,7 +155,7 @@ def _required_quack(device: torch.device) -> ModuleType:
 _gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for width in (len(down), len(both) // 2, len(both))))
 
 
-# The gradient of `down` is computed here, too, because for a separate matmul the compiler would cast dy a second time.
+# The gradient of `down` is also computed here, because the compiler would cast dy a second time for a separate matmul.
 @torch.library.custom_op("ingot::gated_mlp_backward", mutates_args=())
 def _gated_grads(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (M, C), of the interleaved gate and up values (M, 2 N), and of `down` (C, N)."""

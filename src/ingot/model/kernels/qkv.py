@@ -1,9 +1,9 @@
 """Query, key and value projections as one matmul, and attention by FlashAttention 4 as one operation.
 
-One wide matmul is faster than three narrow ones, but only if a training step does not copy queries, keys or values into or out of
-one tensor. So queries and keys are normalised and rotated straight from the result of the matmul, values are read from it in
-place, and all three gradients are written straight into one tensor. The weights remain three parameters, which are concatenated
-as part of the cast to the dtype of matmuls.
+One wide matmul is faster than three narrow ones, but only if queries, keys and values are never copied into or out of the packed
+tensor. So queries and keys are normalised and rotated straight from the result of the matmul, values are read from it in place,
+and all three gradients are written straight into a packed gradient. The weights remain three parameters, which are concatenated
+while they are cast to the dtype of the matmul.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Norm, rotary embedding and gain of queries and keys, fused into one kernel forward and one backward.
 
-torch.compile generates several kernels, because a rotated value depends on two values, but the norm on all values of a head.
-Here a program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
+torch.compile generates several kernels, because a rotated value depends on two values but the norm depends on the whole head.
+Here each Triton program keeps whole heads in registers and reads and writes them once, in attention's layout (B, T, H, D).
 """
 
 from __future__ import annotations

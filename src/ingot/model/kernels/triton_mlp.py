@@ -121,7 +121,7 @@ def _halves(tile):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def quarters(tile):  # type: ignore[no-untyped-def]
-    """Split a tile's columns into four parts; writing one at a time takes less memory, so two programs fit on an SM."""
+    """Split a tile's columns into four parts; writing one part at a time needs less memory, so that two programs fit on an SM."""
     left, right = _halves(tile)
     first, second = _halves(left)
     third, fourth = _halves(right)

@@ -354,7 +354,7 @@ def test_a_data_set_of_ones_own_is_not_overwritten(folder):
     (folder / SETS).mkdir(parents=True)
     for name in ("dataset.json", "fineweb_train_000000.bin"):
         (folder / SETS / name).write_text("mine")
-    with pytest.raises(DataError, match="is not overwritten by a download; choose another output"):
+    with pytest.raises(DataError, match="so a download does not overwrite it; choose another output"):
         folder()
     assert folder.names() == {f"{SETS}/dataset.json", TRAIN.format(0), ".download.lock"}
     assert (folder / TRAIN.format(0)).read_text() == "mine"
@@ -402,14 +402,14 @@ def test_a_lock_file_that_is_a_link_is_refused_by_name(folder, tmp_path):
 def test_a_shard_of_another_data_set_in_the_folder_is_refused(folder):
     folder()
     (folder / TRAIN.format(3)).write_bytes(shard(100, 99))
-    with pytest.raises(DataError, match=rf"{TRAIN.format(3)} differs from {REPO} at {folder.commit[:12]}.*move it away"):
+    with pytest.raises(DataError, match=rf"{TRAIN.format(3)} differs from {REPO} at {folder.commit[:12]}.*move it elsewhere"):
         folder()
 
 
 def test_shards_of_an_earlier_larger_download_stay_and_are_mentioned(folder):
     folder(train_shards=4)
     result = folder(train_shards=1)
-    assert result.warnings == [f"{SETS} holds 4 train shards, and training reads them all"]
+    assert result.warnings == [f"{SETS} holds 4 train shards, more than requested; training reads all"]
 
 
 def test_an_output_that_cannot_be_a_folder_is_named(folder):

@@ -62,7 +62,7 @@ SP = {"vocab_size": 1024}
         ([{"vocab_size": "1024"}], "vocab_size='1024'"),
         ([{"vocab_size": 65_537}], "vocab_size=65537"),
         ([{"vocab_size": True}], "vocab_size=True"),
-        ([{"kind": "byte", "vocab_size": 256}], "vocab_size of a byte tokenizer is 256; it must be 260"),
+        ([{"kind": "byte", "vocab_size": 256}], "vocab_size of a byte tokenizer must be 260, not 256"),
         ([{**SP, "dataset_suffix": "../x"}], "dataset_suffix='../x'"),
         ([{**SP, "model_prefix": "/etc/x"}], "model_prefix='/etc/x'"),
         ([{**SP, "name": ""}], "name=''"),
@@ -80,10 +80,10 @@ def test_specs_that_make_no_sense_are_refused_in_one_line(tmp_path, content, sai
     ("pairs", "said"),
     [
         (["1024=a", "1024=b"], "two models for a vocabulary of 1024"),
-        (["a"], "is not VOCAB=MODEL"),
-        (["=a"], "is not VOCAB=MODEL"),
-        (["1024="], "is not VOCAB=MODEL"),
-        (["-1=a"], "is not VOCAB=MODEL"),
+        (["a"], "must be VOCAB=MODEL"),
+        (["=a"], "must be VOCAB=MODEL"),
+        (["1024="], "must be VOCAB=MODEL"),
+        (["-1=a"], "must be VOCAB=MODEL"),
         (["512=a"], "lists no SentencePiece tokenizer of this vocab_size"),
     ],
 )
