@@ -42,7 +42,7 @@ def test_a_run_that_cannot_be_continued_says_what_changed():
     changes = [Change("model.layers", 3, 4), Change("data.path", "a", "b", "other data ({1}, {2})")]
     error = CannotContinue("step-1", changes)
     assert isinstance(error, CheckpointError) and error.changes == changes
-    said = "step-1 cannot be continued: model.layers was 3 and is 4; other data (a, b); set it back or choose another "
+    said = "step-1 cannot be continued: model.layers was 3 and is 4; other data (a, b); undo the changes or choose another "
     assert str(error) == f"{said}training.output_dir"
     assert error.render(theirs) == f"{said}OUTPUT_DIR".replace("model.layers", "LAYERS")
 

@@ -289,7 +289,7 @@ def test_verify_finds_that_another_tokenizer_made_the_tokens(ingot, english, tmp
     path.write_text(json.dumps(record | {"fingerprint": identity(record)}))
     result = ingot("data", "verify", tmp_path / "english", "--byte-gap", "1")
     assert result.exit_code == 3
-    assert re.search(r"(?m)^tokenizer-mismatch: .*train_000000.bin, token 0: the tokenizer encodes the text here", result.stdout)
+    assert re.search(r"(?m)^tokenizer-mismatch: .*train_000000.bin, token 0: .*different tokens", result.stdout)
     assert "overlap" not in result.stdout
 
 
@@ -333,12 +333,12 @@ def test_training_refuses_data_whose_fingerprint_is_not_that_of_its_tokenizer(pr
         (
             ["train-tokenizer", "--input", "in.txt", "--kind", "bpe", "--vocab-size", "900", "--output", "a.json"],
             3,
-            "the text has only enough different pieces for 266 ids, fewer than --vocab-size 900",
+            "the text yields a vocabulary of only 266 ids, fewer than --vocab-size 900",
         ),
         (
             ["train-tokenizer", "--input", "in.txt", "--kind", "sentencepiece", "--vocab-size", "900", "--output", "a.model"],
             3,
-            "the text has only enough different pieces for ",
+            "the text yields a vocabulary of only ",
         ),
     ],
 )
@@ -371,7 +371,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert result.stderr == f"1 files ignored, such as b.rst: they are hidden, a README.md or not {WHAT}\n"
+    assert re.fullmatch(rf".*\b1 files.* b\.rst: .* not {re.escape(WHAT)}\n", result.stderr)
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

@@ -121,7 +121,7 @@ def test_force_begins_anew_and_says_what_it_deletes(call: Call, data: Path, tmp_
     call(*words)
     (run / "notes.txt").write_text("mine")
     _, said = call(*words, "--force")
-    assert f"--force deletes in {run}: " in said and "metrics.jsonl" in said and "notes.txt" not in said
+    assert f"--force deletes from {run}: " in said and "metrics.jsonl" in said and "notes.txt" not in said
     assert (run / "notes.txt").read_text() == "mine" and list(checkpoints(run)) == [4]
     assert [line["session"] for line in metrics(run)] == [1] * 4
 

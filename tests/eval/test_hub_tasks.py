@@ -88,7 +88,7 @@ def test_what_was_fetched_is_there_without_the_hub_and_the_rest_is_one_line(hub,
 
 def test_a_row_that_is_not_an_item_is_told_with_the_dataset_and_its_number(hub):
     hub.commit("baber/piqa", {"data/validation-0.parquet": table([{"goal": "Boil", "sol1": "a", "sol2": "b", "label": -1}])})
-    with pytest.raises(DataError, match=r"hf:baber/piqa:validation: line 1 of piqa is not an item of the task"):
+    with pytest.raises(DataError, match=r"hf:baber/piqa:validation: line 1 of piqa is not a valid item of the task"):
         read_task("piqa", None)
 
 

@@ -20,7 +20,7 @@ VOCABULARY, LENGTH = 260, 24
 SHAPES = {"frontier": {"window": 5, "kv_heads": 1}, "golf": {"kv_heads": 1}, "llama": {}, "gpt2": {}}
 ONCE, FUTURE, LOSSES, SUM = (
     "every token is scored once",
-    "no token sees itself or the future",
+    "predictions depend only on earlier tokens",
     "losses match the model's probabilities",
     "probabilities sum to one",
 )

@@ -63,7 +63,7 @@ def test_arms_take_turns_seed_by_seed(tmp_path, resolve):
         (["model.layers"], "has no values"),
         (["model.layers="], "has no values"),
         (["model.layers=[]"], "has no values"),
-        (["model.layers=1,2,1"], "two arms have the name layers=1; remove one of two equal values"),
+        (["model.layers=1,2,1"], "two arms have the name layers=1; remove the duplicate"),
         (["data.path=data/w1,data-w1"], "two arms have the name path=data-w1; .* --arms FILE"),
         (["model.layers=1", "model.layers=2"], "is given twice"),
         (["data.seed=1,2"], r"data\.seed cannot be set here; give --seeds instead"),
@@ -162,7 +162,7 @@ def test_losses_of_other_tokens_do_not_compare(tmp_path, resolve):
     write_dataset(text, tmp_path / "chars", CharTokenizer("abc"), source={})
     write_dataset(text, tmp_path / "more", CharTokenizer("abcd"), source={})
     arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}"])
-    with pytest.raises(ConfigError, match="have different tokens: their val_loss is not comparable, their val_bpb is"):
+    with pytest.raises(ConfigError, match=r"have different tokens, .*val_loss is not comparable .*val_bpb is"):
         plan_trials(arms, [1], tmp_path / "out", resolve, "val_loss")
 
 

@@ -127,7 +127,7 @@ def test_the_same_seed_or_the_same_run_twice_is_refused(sides, tmp_path):
         compare([sides[0][0], twin], sides[1])
     with pytest.raises(ConfigError, match="have the same seeds"):
         compare([sides[0][0], sides[0][0]], sides[1])
-    with pytest.raises(ConfigError, match="is given on both sides, which are then not independent"):
+    with pytest.raises(ConfigError, match=r"is given on both sides, .*independent"):
         compare(sides[0], [sides[0][1], sides[0][0]])
 
 
@@ -153,17 +153,17 @@ def test_a_run_that_is_not_complete_is_refused(sides, tmp_path, status):
 
 def test_scores_of_a_part_of_the_text_are_told(tmp_path):
     found = compare(arm(tmp_path / "a", A, val_rows=3), arm(tmp_path / "b", B, val_rows=4))
-    assert found.notes and ": by 3 of 7 rows and by 4 of 7 rows; " in found.notes[0]
+    assert found.notes and "(by 3 of 7 rows and by 4 of 7 rows)" in found.notes[0]
 
 
 def test_a_part_of_the_text_beside_the_whole_is_told_of_both(tmp_path):
     found = compare(arm(tmp_path / "a", A, val_rows=3), arm(tmp_path / "b", B))
-    assert ": by 3 of 7 rows and by all rows; " in found.notes[0]
+    assert "(by 3 of 7 rows and by all rows)" in found.notes[0]
 
 
 def test_bytes_that_were_counted_in_different_ways_do_not_compare(sides, tmp_path):
     pieces = arm(tmp_path / "c", B, bytes=990, settings={"evaluation.bytes": "pieces"})
-    with pytest.raises(ConfigError, match=r"evaluation\.bytes=text and pieces: val_bpb is not comparable"):
+    with pytest.raises(ConfigError, match=r"evaluation\.bytes=text and pieces\).* val_bpb is not comparable"):
         compare(sides[0], pieces)
     equal = arm(tmp_path / "d", B, settings={"evaluation.bytes": "pieces"})
     assert compare(sides[0], equal).difference == pytest.approx(-0.09)
@@ -178,9 +178,9 @@ def test_a_side_of_many_seeds_does_not_make_one_of_few_seem_enough(tmp_path, cap
 def test_sliding_scores_are_named_and_a_side_that_saw_more_before_its_tokens_is_told(tmp_path):
     slid = arm(tmp_path / "a", A, val_stride=32)
     both = compare(slid, arm(tmp_path / "b", B, val_stride=32))
-    assert both.notes == ("scores are sliding by 32: rows overlap, so scores are lower than without overlap",)
+    assert both.notes == ("runs are scored sliding by 32: rows overlap, so scores are lower than without overlap",)
     mixed = compare(slid, arm(tmp_path / "c", B))
-    assert mixed.notes[0].startswith("scores are sliding by 32 and by rows that do not overlap: tokens on one side have more")
+    assert mixed.notes[0].startswith("runs are scored sliding by 32 and by rows that do not overlap: one side has more")
 
 
 def test_a_run_of_an_earlier_version_is_known_by_its_data_path(tmp_path):

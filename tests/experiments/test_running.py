@@ -107,7 +107,7 @@ def test_a_process_that_dies_is_told_with_where_it_printed(long):
             os.kill(process.pid, signal.SIGKILL)
 
     error = train_apart(long, lambda trial: once_it_trains(trial, kill))
-    assert error == f"its process was ended by signal 9; its output is in {printed(long)}"
+    assert error == f"its process was killed by signal 9; its output is in {printed(long)}"
     assert "max_steps 400" in printed(long).read_text()  # the first line of the run
 
 

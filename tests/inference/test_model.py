@@ -84,7 +84,7 @@ def test_rows_may_be_longer_than_in_training_where_positions_are_turns(tmp_path,
 
 
 def test_rows_are_not_longer_than_there_are_learnt_positions(model):
-    with pytest.raises(ConfigError, match="a row length of 17 tokens is outside the range 1 to 16"):
+    with pytest.raises(ConfigError, match="row lengths from 1 to 16 tokens, not 17"):
         model.evaluate(rows=4, seq_len=17)
 
 

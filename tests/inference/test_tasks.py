@@ -190,7 +190,7 @@ def test_a_text_that_is_too_long_loses_its_beginning_where_that_is_asked_for(mod
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"text": 5}', '{"context": "a"}', "[" * 10**5])
 def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
     (folder / "lambada_openai.jsonl").write_text(json.dumps({"text": "a b"}) + "\n" + line + "\n")
-    with pytest.raises(DataError, match=r"line 2 of lambada_openai is not an item of the task"):
+    with pytest.raises(DataError, match=r"line 2 of lambada_openai is not a valid item of the task"):
         read_task("lambada", folder)
 
 
@@ -212,7 +212,7 @@ def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
 )
 def test_what_is_no_item_is_refused_with_the_reason(folder, name, line, reason):
     (folder / f"{FILES[name]}.jsonl").write_text(json.dumps(line))
-    with pytest.raises(DataError, match=rf"line 1 of {FILES[name]} is not an item of the task: {reason}$"):
+    with pytest.raises(DataError, match=rf"line 1 of {FILES[name]} is not a valid item of the task: {reason}$"):
         read_task(name, folder)
 
 

@@ -165,7 +165,7 @@ def test_a_folder_with_files_that_no_run_wrote_is_refused_by_name_and_left_alone
     before = listing(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         RunFolder(tmp_path).claim(also=("model.py",))
-    told = f"{tmp_path} already contains {name.split('/')[0]}, which no run of Ingot wrote; choose another training.output_dir"
+    told = f"{tmp_path} already contains {name.split('/')[0]}, which Ingot did not create; choose another training.output_dir"
     assert str(caught.value) == told
     assert listing(tmp_path) == before
 

@@ -340,7 +340,8 @@ def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_tol
     from ingot.serve.app import listen
 
     with listen("127.0.0.1", 0) as taken:  # by another of these, whose model is still being loaded
-        assert "cannot listen at" in str(call(file[0], "--port", taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}: " in str(call(file[0], "--port", port))
 
 
 def test_a_name_that_is_not_utf_8_becomes_one_that_can_be_sent(tmp_path):

@@ -142,7 +142,7 @@ def test_steps_that_are_given_are_taken(data: Path, tmp_path: Path) -> None:
 
 def test_a_limit_that_is_far_away_gives_eight_bits(data: Path, tmp_path: Path) -> None:
     _, told = rounded(data, tmp_path / "run", "std", budget__artifact_bytes=1_000_000, artifact__embedding_k=8.0)
-    assert "rounded: matrices int8 with k 6.00" in told[-1]
+    assert "chosen rounding: matrices int8 with k 6.00" in told[-1]
 
 
 def test_a_limit_that_cannot_be_met_is_told(data: Path, tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
     if not chosen:
         raise DataError(f"{name}: no parquet files for the split {split!r}; choose one that appears in: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
-        raise DataError(f"{name}: the hub has only part of the dataset as parquet ({partial}); use the original files")
+        raise DataError(f"{name}: the hub has only part of the dataset as parquet ({partial}); download the original files")
     return sorted(chosen)
 
 

@@ -67,7 +67,7 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
         try:
             weights = foreign_weights(theirs, records, settings, tokenizer, None if folder is None else str(folder))
         except ConfigError as error:
-            raise CheckpointError(f"{theirs / MODEL} lacks the settings to build its model: {error}") from None
+            raise CheckpointError(f"{theirs / MODEL} has no valid settings for building its model: {error}") from None
         # Accept any tokenizer: the tokenizer saved with the model has a padding token that the data's tokenizer lacks.
         return replace(weights, run=theirs.parent.parent, facts={**weights.facts, "tokenizer_fingerprint": None})
     checkpoint = find_checkpoint(path, which)

@@ -289,9 +289,9 @@ def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
     own_model.check_custom_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
     assert "Forgetful stores 'steps' of embed.weight as int; store it as a tensor" in refusal_of(Forgetful)
     assert "must return a torch.optim.Optimizer or a list" in refusal_of(lambda groups: None)
-    assert "must contain every parameter exactly once" in refusal_of(lambda groups: Momentum(groups[1:]))
+    assert "parameter exactly once" in refusal_of(lambda groups: Momentum(groups[1:]))
     nameless = refusal_of(lambda groups: Momentum([{"params": group["params"], "lr": 0.1} for group in groups]))
-    assert "in groups of the same name" in nameless
+    assert "group names" in nameless
     assert "make_optimizers(groups) fails: ZeroDivisionError" in refusal_of(lambda groups: 1 / 0)
 
 

@@ -103,7 +103,8 @@ def test_a_variable_that_looks_like_one_of_ours_is_named_with_it(name: str, mean
 
 
 def test_variables_of_records_are_named_as_such_and_everybody_elses_are_not_mentioned() -> None:
-    assert look_alikes({"EMA_DECAY": "0.9"}) == ["EMA_DECAY belongs to the scripts of some records and has no effect here"]
+    [said] = look_alikes({"EMA_DECAY": "0.9"})
+    assert said.startswith("EMA_DECAY ") and "record" in said and "no effect" in said
     others = "PATH HOME _ LANG SHELL PWD TERM RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR OMP_NUM_THREADS"
     others += (
         " CUDA_VISIBLE_DEVICES TOKENIZERS_PARALLELISM SLURM_JOB_ID RUNPOD_POD_ID PYTHONPATH LD_LIBRARY_PATH DATA_DIR NCCL_DEBUG"
@@ -259,10 +260,9 @@ def test_tokens_that_no_eighth_of_a_step_has_are_left_out_with_a_note(golf: Golf
 
 def test_errors_of_the_engine_are_put_into_the_words_of_the_door() -> None:
     changes = [Change("model.layers", 3, 4), Change("model.embedding_dtype", "bf16", "fp32")]
-    said = (
-        "x cannot be continued: NUM_LAYERS was 3 and is 4; EMBED_DTYPE was bf16 and is fp32; set it back or choose another RUN_ID"
-    )
-    assert CannotContinue("x", changes).render(variable, advice) == said
+    said = CannotContinue("x", changes).render(variable, advice)
+    assert said.startswith("x ") and said.endswith("choose another RUN_ID")
+    assert ": NUM_LAYERS was 3 and is 4; EMBED_DTYPE was bf16 and is fp32; " in said
     assert Setting("optimizer.muon_momentum_start", 2, "python").render(variable) == "MUON_MOMENTUM_WARMUP_START=2"
 
 

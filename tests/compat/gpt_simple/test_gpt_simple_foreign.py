@@ -118,7 +118,7 @@ def test_a_file_that_was_read_to_its_end_is_left_out_whole(their_run: TheirRun) 
 
 
 def test_a_place_in_other_data_is_refused(their_run: TheirRun) -> None:
-    with pytest.raises(CheckpointError, match=r"has read file 3 of .*web, which has only 2 files; resume with the data"):
+    with pytest.raises(CheckpointError, match=r"has read file number 3 in .*web, which has only 2 files; resume with the data"):
         documents_read(their_run.folder / "data", {"web": {2: 5}}, LENGTH, packing=True)
 
 

@@ -57,7 +57,7 @@ def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call
     assert len(told) == 7 and "6 problems" in told[-1]
     for number, part in [
         (1, "prompt is missing or is not UTF-8 text"),
-        (2, "model has a checkpoint and an output_dir"),
+        (2, "both checkpoint and output_dir"),
         (3, "generation.temperature must be a number of 0 or more, not -1"),
         (3, "generation.top_p must be"),
         (4, "model.dtype must be one of"),
@@ -98,8 +98,8 @@ def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tm
     monkeypatch.setattr(api, "load", None)
     file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
     code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run")
-    assert code == 0 and out == "" and "2 texts by 1 models; no problems, and no model was loaded" in err
-    assert " as bf16: 2 texts, named " in err
+    assert code == 0 and out == "" and "2 prompts for 1 models; no problems" in err
+    assert " as bf16: 2 prompts, named " in err
 
 
 def test_a_record_has_its_own_seed_and_draws_what_it_would_alone(lines, reference, tmp_path):

@@ -115,7 +115,7 @@ def test_rows_that_do_not_begin_at_their_left_end_are_refused(small: SimpleLLM) 
     ids = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(ConfigError, match="pad rows on the right"):
         small(ids, attention_mask=torch.tensor([[0, 1, 1, 1]]))
-    with pytest.raises(ConfigError, match="position_ids must count from 0"):
+    with pytest.raises(ConfigError, match="position_ids must"):
         small(ids, position_ids=torch.tensor([[3, 4, 5, 6]]))
     small(ids, attention_mask=torch.tensor([[1, 1, 1, 0]]), position_ids=torch.tensor([[0, 1, 2, 0]]))
 

@@ -142,7 +142,7 @@ def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(cli: Cli, gpts: Pa
     program = ingot("-q", *TRAIN, *two, command=MODULE, folder=gpts)
     assert program.stdout == "" and [line for line in program.stderr.splitlines() if "more than" not in line] == []
     said = cli(*TRAIN, "--training.max_steps", 6)
-    assert "the run began with 512 tokens per step and keeps this number, although" in said.err
+    assert "keeps the 512 tokens per step" in said.err
     assert "Resuming from step 4" in said.err
     refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
     assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr
@@ -152,7 +152,7 @@ def test_a_rank_that_was_killed_is_reported_under_the_name_of_the_program(ingot:
     write_config(gpts / "config.yaml")
     plant(ingot, tmp_path, "import os, signal\nif os.environ.get('RANK') == '1':\n    os.kill(os.getpid(), signal.SIGKILL)")
     program = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--training.max_steps", 4, command=MODULE, folder=gpts, code=1)
-    assert re.search(r"^gpt-simple: error: rank process \d+ was ended by SIGKILL$", program.stderr, re.M)
+    assert re.search(r"^gpt-simple: error: rank process \d+ .*SIGKILL$", program.stderr, re.M)
 
 
 @pytest.mark.parametrize(("rank", "code"), [("0", 75), ("1", 0)])
@@ -306,7 +306,7 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path
     cli("-q", *TRAIN, "--training.max_steps", 8)
     (gpts / "out/notes.txt").write_text("mine")
     said = cli(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
-    assert "Resuming" not in said.err and "--force deletes in out" in said.err
+    assert "Resuming" not in said.err and "--force deletes from out: " in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
     saved = saved_checkpoints(gpts / "out")
     assert {one.path.name: one.step for one in saved} == {"checkpoint-4": 4, "final": 4}
@@ -315,7 +315,7 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path
 
 def test_force_over_a_finished_run_of_the_original_begins_anew(cli: Cli, their_copy: Path) -> None:
     said = cli(*TRAIN, "--training.max_steps", 4, "--force")
-    assert "Resuming" not in said.err and "--force deletes in out: .run_state.json, tokenizer, checkpoints/ (4)" in said.err
+    assert "Resuming" not in said.err and "--force deletes from out: .run_state.json, tokenizer, checkpoints/ (4)" in said.err
     assert {one.path.name: one.step for one in saved_checkpoints(their_copy / "out")} == {"checkpoint-4": 4, "final": 4}
 
 

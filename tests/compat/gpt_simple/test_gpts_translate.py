@@ -142,7 +142,7 @@ def test_settings_without_a_key_are_taken_from_the_command_line_and_others_are_n
         ({"max_steps": 200}, ["training.eval_steps=500 is more", "training.save_steps=1000 is more"]),
         ({"logging_steps": 2000}, ["training.logging_steps=2000 is more"]),
         ({"max_length": 4096}, ["data.max_length=4096 is more than model.n_positions=2048"]),
-        ({"decay_steps": 100}, ["at its floor after step 200, for the last 800 steps"]),
+        ({"decay_steps": 100}, ["its floor at step 200 and stays there for 800 more steps"]),
         ({"decay_steps": 5000}, ["decays until step 5100"]),
         ({}, []),
     ],

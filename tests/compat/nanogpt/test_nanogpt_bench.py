@@ -47,7 +47,7 @@ def test_characters_are_no_data_for_the_model_that_is_measured(capfd, tmp_path, 
     Path("text").write_text("some words " * 200)
     assert shakespeare_char(Path("data/openwebtext"), ["--input", "text"]) == 0
     assert main(SMALL) == 2
-    assert "add --real_data=False" in capfd.readouterr().err
+    assert "--real_data=False" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["--n_head=3", "--batch_size=0", "--device=abacus", "--seed=-1"])

@@ -94,7 +94,10 @@ def test_masks_that_old_files_hold_are_left_out(tmp_path, foreign):
     [
         (None, "there is none"),
         ({"state": {}, "param_groups": [{"params": [0, 1]}]}, "it is empty"),
-        ({"state": {0: {"step": 1}}, "param_groups": [{"params": [0, 1]}]}, "AdamW's state for these parameters"),
+        (
+            {"state": {0: {"step": 1}}, "param_groups": [{"params": [0, 1]}]},
+            "it does not match AdamW's state for these parameters",
+        ),
         ({"state": {0: 5}, "param_groups": "none"}, "there is none"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_ckpt_pt_without_its_run_restores_weights_optimizer_and_iteration(trai
     torch.save(found, "foreign/ckpt.pt")
     ran = train(words(out_dir="foreign", max_iters=11, init_from="resume", **KEYS))
     assert "resuming from foreign/ckpt.pt at iteration 5" in ran.out
-    assert "does not hold the order of the data" in ran.err
+    assert "foreign/ckpt.pt" in ran.err and "the order of the data" in ran.err
     assert "ingot" not in torch.load("foreign/earlier-1/ckpt.pt", weights_only=True)  # the original is kept
     # With us the place in the data and the random numbers follow from the iteration, so nothing is lost after all.
     assert {int(number): loss for number, loss in ran.losses.items()} == {

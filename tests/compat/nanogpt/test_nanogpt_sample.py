@@ -172,7 +172,7 @@ def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sampl
     settings = {"layers": 1, "heads": 1, "width": 4, "context": 8, "bias": False, "vocab_size": 5, "gelu": "erf"}
     model = dict(build({"family": "gpt2", **settings}).state_dict())
     foreign.save(work / "out/ckpt.pt", model=model, model_args=small, optimizer=None)
-    assert "12 tokens, but the model in out/ckpt.pt only 5" in sample(code=3).err
+    assert "12 tokens, but the model in out/ckpt.pt has only 5" in sample(code=3).err
 
 
 def test_what_train_py_leaves_is_read_as_ckpt_run_folder_checkpoint_or_artifact(trained, sample, work):

@@ -160,7 +160,8 @@ def test_a_meta_pkl_that_runs_something_is_refused(train, work):
     Path("own/data/evil/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "stoi": Evil()}))
     Path("data").unlink()
     Path("data").symlink_to("own/data")
-    assert "is rejected" in train(words(dataset="evil"), code=3).err
+    refused = train(words(dataset="evil"), code=3).err
+    assert "data/evil/meta.pkl" in refused and "Path.touch" in refused
     assert not (work / "ran").exists()
 
 
@@ -210,7 +211,7 @@ def test_files_of_ones_own_in_out_dir_are_refused_by_name_and_stay(train, name):
     (Path("out") / name).write_text("mine")
     (Path("out") / "model.py").write_text("a copy of the model beside the run is nobody's business")
     refused = train(words(), code=4)
-    assert f"out already contains {name}, which no run of Ingot wrote; choose another out_dir" in refused.err
+    assert f"out already contains {name}, " in refused.err and "choose another out_dir" in refused.err
     assert {path.name: path.is_file() for path in Path("out").iterdir()} == {name: True, "model.py": True}
     assert (Path("out") / name).read_text() == "mine"
 

@@ -288,7 +288,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
 def test_the_source_is_never_the_output(tmp_path):
     source = nanogpt(tmp_path / "in/data", 5)
     for output in (tmp_path / "in/data", tmp_path / "in", tmp_path / "in/x/../data"):
-        refused("contains the source", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
+        refused("must not be the source", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
     assert source.tokens == open_tokens(tmp_path / "in/data").tokens
 
 

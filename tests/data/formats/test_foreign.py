@@ -143,7 +143,7 @@ def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path)
 
 def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
     folder = nanogpt(tmp_path / "d", [3, 1, 4, 1, 5] * 50, None)
-    with pytest.raises(DataError, match=r"data\.tokenizer is number but .* has no meta\.pkl; write a meta\.pkl with vocab_size"):
+    with pytest.raises(DataError, match=r"data\.tokenizer is .*number, but .* has no meta\.pkl; add .* with vocab_size"):
         open_dataset(str(folder), "number")
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
     with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or to number if the ids do not"):

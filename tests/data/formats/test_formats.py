@@ -217,8 +217,8 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
     pickles = list(hostile_pickles(proof))
     for contents in pickles:
         path = folder_of(tmp_path, **{META: contents, "train.bin": b"\1\0"}) / META
-        refused("is rejected: ", read_meta, path)
-        refused("is rejected: ", open_tokens, tmp_path)
+        refused("it is damaged or not nanoGPT's", read_meta, path)
+        refused("it is damaged or not nanoGPT's", open_tokens, tmp_path)
         assert not proof.exists()
     pickle.loads(pickles[1])  # they would do it
     assert proof.exists()
@@ -227,9 +227,9 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "problem"),
     [
-        (b"", "is rejected: "),
-        (b"\x80\x04", "is rejected: "),
-        (pickle.dumps({"vocab_size": 3})[:-4], "is rejected: "),
+        (b"", "it is damaged or not nanoGPT's"),
+        (b"\x80\x04", "it is damaged or not nanoGPT's"),
+        (pickle.dumps({"vocab_size": 3})[:-4], "it is damaged or not nanoGPT's"),
         (pickle.dumps([1]), "has no vocab_size"),
         (pickle.dumps({"stoi": {}}), "has no vocab_size"),
         (pickle.dumps({"vocab_size": True}), "has no vocab_size"),

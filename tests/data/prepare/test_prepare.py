@@ -209,9 +209,8 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     (source / "README.md").write_text("no")
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (2, 1)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"2 files ignored, such as {source / 'README.md'}: they are hidden, a README.md or not {WHAT}"
-    ]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"ignoring 2 files, such as {source / 'README.md'}: hidden, ") and told.endswith(f"or not {WHAT}")
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
@@ -273,7 +272,7 @@ def test_a_bad_line_in_the_middle_leaves_nothing_behind(tmp_path, tokenizer, lin
 
 def test_an_unknown_extension_is_refused_when_named(tmp_path):
     (tmp_path / "a.rst").write_text("text")
-    refused(tmp_path, DataError, r"cannot read .*a.rst: inputs are .txt", tmp_path / "a.rst")
+    refused(tmp_path, DataError, r"cannot read .*a\.rst: expected \.txt", tmp_path / "a.rst")
 
 
 def test_too_many_characters_for_the_char_tokenizer_are_refused(tmp_path):
@@ -348,7 +347,7 @@ def test_a_folder_with_anything_else_is_never_replaced(tmp_path, text, beside):
     (tmp_path / "out").mkdir()
     for name in ["thesis.tex", *beside]:
         (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds thesis.tex, .* never replaced"):
+    with pytest.raises(ConfigError, match=r"holds thesis.tex, .* only replaces folders of token data"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert (tmp_path / "out/thesis.tex").read_text() == "mine"
 
@@ -370,7 +369,7 @@ def test_files_of_somebodys_own_are_never_replaced_wherever_they_lie(tmp_path, t
     for name in names:
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(ConfigError, match="is never replaced"):
+    with pytest.raises(ConfigError, match="only replaces folders of token data"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
 
@@ -379,7 +378,7 @@ def test_a_link_inside_the_output_to_a_folder_is_not_replaced(tmp_path, text):
     prepare([text], tmp_path / "out", "byte")
     (tmp_path / "mine").mkdir()
     (tmp_path / "out/train").symlink_to(tmp_path / "mine")
-    with pytest.raises(ConfigError, match=r"holds train, .* never replaced"):
+    with pytest.raises(ConfigError, match=r"holds train, .* only replaces folders of token data"):
         prepare([text], tmp_path / "out", "byte", overwrite=True)
     assert (tmp_path / "out/train").is_symlink()
 
@@ -565,7 +564,7 @@ def test_inputs_may_be_named_another_way_when_killed_work_goes_on(tmp_path, whol
 def test_kept_work_that_is_removed_is_named_with_the_reason(tmp_path, whole, caplog):
     partial = killed(tmp_path, 15)
     prepare_corpus(tmp_path, val_fraction=0.2)
-    assert str(partial) in caplog.text and "that run did different work (what is held out differed)" in caplog.text
+    assert str(partial) in caplog.text and "different (what is held out)" in caplog.text
 
 
 def touch_input(tmp_path, partial):
@@ -730,7 +729,7 @@ def test_a_vocabulary_is_learned_from_the_text_that_is_not_held_out(tmp_path):
 
 
 def test_a_size_that_cannot_be_learned_is_refused_before_inputs_are_looked_for(tmp_path):
-    with pytest.raises(ConfigError, match="bpe:100 has no valid number of ids"):
+    with pytest.raises(ConfigError, match=r"bpe:100 .* from 257 to 65,536"):
         prepare([tmp_path / "not there"], tmp_path / "out", "bpe:100")
 
 

@@ -177,7 +177,7 @@ def test_a_learned_vocabulary_is_given_for_what_was_asked_and_for_no_other(tmp_p
     for name in ("bpe:257", "bpe:4096", f"bpe:{found.vocab_size}", "char"):
         with pytest.raises(DataError, match=rf"data\.tokenizer is {name} but .* was prepared with .*bpe:300"):
             open_dataset(str(tmp_path / "data"), name)
-    with pytest.raises(ConfigError, match="bpe:many has no valid number of ids to learn; give bpe:N, with N from 257 to 65,536"):
+    with pytest.raises(ConfigError, match=r"bpe:many .* give bpe:N, with N from 257 to 65,536"):
         open_dataset(str(tmp_path / "data"), "bpe:many")
 
 
@@ -191,7 +191,7 @@ def test_a_learned_vocabulary_of_a_folder_that_does_not_say_what_was_asked_is_kn
 
 
 def test_a_size_that_cannot_be_learned_is_all_that_is_told_of_a_sample(caplog):
-    with pytest.raises(ConfigError, match="bpe:100 has no valid number of ids"):
+    with pytest.raises(ConfigError, match=r"bpe:100 .* from 257 to 65,536"):
         sample_path("shakespeare", "bpe:100")
     assert not caplog.records
 

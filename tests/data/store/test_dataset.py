@@ -305,13 +305,13 @@ def test_a_shard_of_another_dataset_is_noticed_at_opening(folder):
 
 def test_shards_that_do_not_add_up_are_noticed_at_opening(folder):
     edit(folder, lambda record: record["splits"]["val"].update(tokens=9))
-    with pytest.raises(DataError, match=r"the shards have 2 tokens but their split has 9"):
+    with pytest.raises(DataError, match=r"the shards have 2 tokens .*the split records 9"):
         Dataset.open(folder)
 
 
 def test_a_document_index_of_another_size_is_noticed_at_opening(folder):
     (folder / "train.index").write_bytes(bytes(8))
-    with pytest.raises(DataError, match=r"train\.index has 8 bytes instead of the 24 that 2 documents need"):
+    with pytest.raises(DataError, match=r"train\.index must have 24 bytes for 2 documents, but has 8"):
         Dataset.open(folder)
 
 

@@ -108,7 +108,7 @@ def test_a_uniform_predictor_needs_ten_bits_for_a_token_of_1024():
 @pytest.mark.parametrize("word", ["", f"a{SPACE}"])
 def test_a_model_whose_bytes_would_be_counted_wrong_is_refused(word):
     words = [f"{SPACE}The", "s"] if not word else [SPACE, word, f"b{SPACE}"]
-    with pytest.raises(DataError, match=r"counted wrong"):
+    with pytest.raises(DataError, match=r"byte counts would be wrong"):
         toy_sentencepiece(words)
 
 
@@ -163,7 +163,7 @@ def test_many_documents_are_encoded_as_one_by_one(trained):
 
 def test_half_a_surrogate_pair_is_refused(trained):
     for encode in (trained.encode, lambda text: encode_documents(trained, [text])):
-        with pytest.raises(DataError, match=r"character 1 of the text is half a surrogate pair"):
+        with pytest.raises(DataError, match=r"character 1 of the text is an unpaired surrogate"):
             encode("a\ud800")
 
 

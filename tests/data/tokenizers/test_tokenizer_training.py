@@ -118,7 +118,7 @@ def test_progress_ends_at_the_total(text, kind):
 
 @KINDS
 def test_more_ids_than_the_text_has_pieces_for_is_refused_with_the_most_it_has(text, kind):
-    with pytest.raises(DataError, match=r"enough different pieces for \d+ ids, fewer than --vocab-size 60,000") as caught:
+    with pytest.raises(DataError, match=r"only \d+ ids, fewer than --vocab-size 60,000") as caught:
         train(text, kind, 60_000)
     most = int(str(caught.value).split("lower --vocab-size to ")[1].split()[0])
     assert sorted(path.name for path in text.parent.iterdir()) == ["in.txt"]

@@ -201,7 +201,7 @@ def test_ids_outside_the_vocabulary_are_named(tokenizer, wrong):
 
 
 def test_half_a_surrogate_pair_is_refused_by_both():
-    with pytest.raises(DataError, match=r"character 1 of the text is half a surrogate pair"):
+    with pytest.raises(DataError, match=r"character 1 of the text is an unpaired surrogate"):
         ByteTokenizer().encode("a\ud800")
     with pytest.raises(DataError, match=r"not in the char vocabulary"):
         CharTokenizer("a").encode("a\ud800")

@@ -91,7 +91,7 @@ class SimpleLLM(Llama):
             expected = torch.arange(position_ids.size(-1), device=position_ids.device)
             # The original assigns position 0 to padding. Padding is on the right, so no real token attends to it.
             if not bool(((position_ids == expected) | (position_ids == 0)).all()):
-                raise ConfigError("position_ids must be 0, 1, 2, ... in every row, or None")
+                raise ConfigError("position_ids must count up from 0 in every row (0 for padding), or be None")
         documents = doc_ids if self.config.attention_mode != "causal" else None
         logits = self.logits(self.hidden(input_ids, cache, documents))
         loss = None

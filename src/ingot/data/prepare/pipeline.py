@@ -263,7 +263,7 @@ def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[li
             raise DataError(f"{path} is given twice; give each file only once, for training or for validation")
         seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("ignoring %d files, such as %s: hidden, named README.md or not %s", len(ignored), ignored[0], WHAT)
+        log.warning("ignoring %d files (such as %s): hidden, named README.md or not %s", len(ignored), ignored[0], WHAT)
     return files, val_files, ignored
 
 

@@ -359,7 +359,7 @@ def _audit_split(
     if counts.outside is not None:
         vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
         tokens = int(counts.ids[tokenizer.vocab_size :].sum())
-        problem = f"first token outside {vocabulary}: {split.name} has {tokens:,}, the largest is {counts.largest:,}"
+        problem = f"first of {tokens:,} tokens outside {vocabulary} in {split.name}; the largest is {counts.largest:,}"
         where, place = split.place(counts.outside)
         problems.append(DataProblem("token-range", where, problem, OTHER, place))
     marked = (not complete or _check_marks(side, counts, index, problems)) and fits

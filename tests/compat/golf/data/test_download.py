@@ -280,7 +280,7 @@ def test_it_gives_up_with_one_sentence_and_a_second_run_continues(folder):
 
 def test_what_always_arrives_damaged_is_refused_and_leaves_nothing(folder):
     folder.hub.fail(VAL, flip=True, times=99)
-    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} was damaged in transfer: hash"):
+    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} was damaged in transfer: .*hash"):
         folder()
     assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
 
@@ -409,7 +409,8 @@ def test_a_shard_of_another_data_set_in_the_folder_is_refused(folder):
 def test_shards_of_an_earlier_larger_download_stay_and_are_mentioned(folder):
     folder(train_shards=4)
     result = folder(train_shards=1)
-    assert result.warnings == [f"{SETS} holds 4 train shards, more than requested; training reads all"]
+    [said] = result.warnings
+    assert said.startswith(f"{SETS} ") and "4 train shards" in said and "training reads all" in said
 
 
 def test_an_output_that_cannot_be_a_folder_is_named(folder):

@@ -158,7 +158,7 @@ class Calls:
         (array(["text"], "<U4"), "it holds an array that is not a weight"),
         (array([1.0], ">f4"), "its numbers are not little-endian"),
         ([1], "it is not a dict of weights"),
-        ({"__quant_format__": "int6"}, "its format is 'int6' and not int8_clean_per_row_v1"),
+        ({"__quant_format__": "int6"}, "its format is 'int6'"),
         ({"quantized": {}}, "__quant_format__"),
     ],
 )

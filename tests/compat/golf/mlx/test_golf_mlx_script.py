@@ -148,10 +148,9 @@ def test_a_manifest_refuses_another_tokenizer_and_more_shards(mlx: MLXGolf, list
 
 def test_a_misspelled_variable_and_one_of_the_other_script_are_warned_about(mlx: MLXGolf) -> None:
     ran = mlx(ITERATIONS="0", MLX_MAX_MICROBATCH_TOKEN="64", ARTIFACT_LIMIT_BYTES="5")
-    assert ran.err.splitlines() == [
-        "train_gpt_mlx.py: warning: ARTIFACT_LIMIT_BYTES belongs to train_gpt.py and has no effect here",
-        "train_gpt_mlx.py: warning: MLX_MAX_MICROBATCH_TOKEN=64 has no effect; did you mean MLX_MAX_MICROBATCH_TOKENS?",
-    ]
+    other, misspelled = (line.removeprefix("train_gpt_mlx.py: warning: ") for line in ran.err.splitlines())
+    assert other.startswith("ARTIFACT_LIMIT_BYTES ") and "train_gpt.py" in other and "no effect" in other
+    assert misspelled == "MLX_MAX_MICROBATCH_TOKEN=64 has no effect; did you mean MLX_MAX_MICROBATCH_TOKENS?"
 
 
 def test_without_mlx_the_script_says_how_to_install_it(tmp_path: Path) -> None:
