@@ -51,17 +51,19 @@ clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # torch comes last and without a hash, because PyPI's build and the builds for CPUs differ; all packages it needs but CUDA's are
-# in the lock.
+# in the lock. The import compiles the modules that training uses; pip would compile thousands of others.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; told = (sys.executable, *v); v >= (3, 11) or sys.exit("ingot needs Python 3.11 or newer and %s is %d.%d; choose one with: make PYTHON=python3.12" % told); print("setting up $(VENV) with %s, Python %d.%d" % told, flush=True)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps --require-hashes -r requirements.lock
-	$(PIP) $(TORCH)
+	$(PIP) --no-compile --no-deps --require-hashes -r requirements.lock
+	$(PIP) --no-compile $(TORCH)
 	$(PIP) --no-deps --no-build-isolation -e .
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import ingot.train.start, ingot.backends.torch.backend'
 	@touch $(READY)
 
 $(TESTS): $(READY) requirements-test.lock
-	$(PIP) --no-deps --require-hashes -r requirements-test.lock
+	$(PIP) --no-compile --no-deps --require-hashes -r requirements-test.lock
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null || true  # some packages ship templates
 	@touch $(TESTS)
 
 # Resolves the newest versions that pyproject.toml allows; needs uv on the path.
