@@ -147,6 +147,11 @@ class Backend(Inference, Protocol):
     """A model and its optimizer on a device; each rank has its own."""
 
     uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
+    notes: list[str]  # choices that the run should report
+
+    @property
+    def writers(self) -> int:
+        """Return the number of ranks, starting with the first, that write a part of each checkpoint."""
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
         """Return a host buffer that can be copied to the device quickly, such as pinned memory."""
@@ -164,7 +169,7 @@ class Backend(Inference, Protocol):
         """Update the weights with the gradients of all ranks, whose batches together have `targets` targets."""
 
     def snapshot(self) -> Callable[[], State]:
-        """Capture the training state, except the data position, on the first rank; other ranks capture nothing.
+        """Capture this rank's part of the training state, except the data position; ranks beyond `writers` capture nothing.
 
         Every rank must call this. The returned function copies the state to the host; any thread may call it during training.
         """

@@ -363,6 +363,17 @@ class TrainingSection(Section):
         description="Compute the output head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute "
         "capability 8.9 or higher: faster for large vocabularies, but less precise. Stored weights and evaluation do not change.",
     )
+    parallel: Literal["auto", "ddp", "fsdp", "hsdp"] = Field(
+        "auto",
+        description="How the model is spread over ranks. ddp: every rank holds all of it. fsdp: weights, gradients and optimizer "
+        "state are divided among all ranks. hsdp: among the ranks of each node. auto: ddp if an estimated three quarters of a "
+        "rank's memory are enough for it, else fsdp on one node and hsdp on several; always ddp for a custom model.",
+    )
+    cpu_offload: bool = Field(
+        False,
+        description="With fsdp and hsdp, keep weights, gradients and optimizer state in the memory of the host, and copy the "
+        "weights of one block at a time to the GPU. Needs optimizer adamw.",
+    )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="Recompute activations in the backward pass, which takes less memory and a third more time. true: keep only "
