@@ -69,6 +69,7 @@ class Device:
     meeting: Meeting | None = None
     scales: list[float] = field(default_factory=list)
     uses_loss_scaling: bool = False
+    writers: int = 1
     precision: str = "fp32"
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Any:

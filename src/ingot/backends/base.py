@@ -149,9 +149,7 @@ class Backend(Inference, Protocol):
     uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
     notes: list[str]  # choices that the run should report
 
-    @property
-    def writers(self) -> int:
-        """Return the number of ranks, starting with the first, that write a part of each checkpoint."""
+    writers: int  # number of ranks, starting with the first, that write a part of each checkpoint
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
         """Return a host buffer that can be copied to the device quickly, such as pinned memory."""

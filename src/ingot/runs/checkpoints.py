@@ -73,9 +73,9 @@ def save_checkpoint(
         for rank in range(1, writers):
             other = _wait_for_part(partial / PART_INDEX.format(rank))
             record["files"] |= other["files"]
-            for name, entries in other["tensors"].items():
-                for tensor, entry in entries.items():
-                    record["tensors"][name].setdefault(tensor, {**entry, "parts": []})["parts"] += entry["parts"]
+            for group, entries in other["tensors"].items():
+                for name, entry in entries.items():
+                    record["tensors"][group].setdefault(name, {**entry, "parts": []})["parts"] += entry["parts"]
         record["sha256"] = _checksum(record)
         write_atomically(partial / INDEX, json.dumps(record))
         partial.rename(final)
@@ -86,11 +86,11 @@ def save_checkpoint(
     return final
 
 
-def save_part(folder: Path, step: int, tensors: Tensors, rank: int) -> None:
+def save_part(folder: Path, step: int, state: Callable[[], Tensors], rank: int) -> None:
     """Write this rank's part of a checkpoint that `save_checkpoint` completes on the first rank."""
     partial = folder / f"step-{step:08d}{PARTIAL}"
     try:
-        index = _write_part(partial, tensors, f"-{rank:05d}")
+        index = _write_part(partial, state(), f"-{rank:05d}")
     except Exception as error:
         with suppress(OSError):
             write_atomically(partial / PART_INDEX.format(rank), json.dumps({"error": f"rank {rank}: {error}"}))
@@ -139,7 +139,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             tensors[group] = {}
             for name, entry in listed.items():
                 parts = [(tuple(part["offset"]), files[part["file"]].pop(name)) for part in entry["parts"]]
-                tensor = tensors[group][name] = joined(name, parts, entry["dtype"], tuple(entry["shape"]))
+                tensors[group][name] = joined(name, parts, entry["dtype"], tuple(entry["shape"]))
         if any(files.values()):
             raise ValueError(f"the tensor files hold tensors that {INDEX} does not list")
     except FileNotFoundError as error:

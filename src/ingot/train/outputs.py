@@ -17,7 +17,17 @@ from ingot.config.render import dump_yaml
 from ingot.config.schema import TrainingSection
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, retain, save_checkpoint, sweep, update_progress
+from ingot.runs.checkpoints import (
+    Checkpoint,
+    Tensors,
+    begin_checkpoint,
+    read_kind,
+    retain,
+    save_checkpoint,
+    save_part,
+    sweep,
+    update_progress,
+)
 from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
 from ingot.runs.reporter import Reporter
 from ingot.runs.state import Heartbeat
@@ -41,8 +51,19 @@ class Saver:
         self.error: CheckpointError | None = None
         self.longest_seconds = 0.0  # longest time from a save request until the checkpoint was on disk
 
+    def begin(self, step: int) -> None:
+        """Create the folder of a checkpoint that several ranks write; a failure is reported by `save`, which needs the folder."""
+        with suppress(OSError):
+            begin_checkpoint(self._folder, step)
+
     def save(
-        self, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind = "regular"
+        self,
+        step: int,
+        state: Callable[[], Tensors],
+        progress: Mapping[str, Any],
+        best: int | None,
+        kind: Kind = "regular",
+        writers: int = 1,
     ) -> None:
         """Wait for the previous save, then start a new one. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
@@ -50,7 +71,7 @@ class Saver:
 
         def write() -> None:
             try:
-                path = save_checkpoint(self._folder, step, state(), progress, kind)
+                path = save_checkpoint(self._folder, step, state(), progress, kind, writers)
             except Exception as error:  # after any failure, even out of memory, the run must know that this step is not saved
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
@@ -98,6 +119,28 @@ class Saver:
     def expected_seconds(self, parameters: int) -> float:
         """Return the expected duration of a save: the longest so far or, before the first save, an estimate for a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
+
+
+class PartSaver:
+    """A writer of one rank's part of each checkpoint, in a background thread; the first rank reports its failures."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._folder, self._rank = folder, rank
+        self._thread: threading.Thread | None = None
+
+    def save(self, step: int, state: Callable[[], Tensors]) -> None:
+        def write() -> None:
+            with suppress(Exception):
+                save_part(self._folder, step, state, self._rank)
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no write is in progress."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ingot.runs.folder import Kind
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.train.evaluation import RunEvaluation
-from ingot.train.outputs import RunOutputs
+from ingot.train.outputs import PartSaver, RunOutputs
 from ingot.train.reader import RankBatch, RowReader, read_rank_batch
 from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
@@ -52,9 +52,10 @@ class Trainer:
         reporter: Reporter,
         outputs: RunOutputs | None,
         clock: Clock | None = None,
+        part_saver: PartSaver | None = None,
     ):
         self.config, self.dataset, self.rows, self.backend = config, dataset, rows, backend
-        self.progress, self.reporter, self.outputs = progress, reporter, outputs
+        self.progress, self.reporter, self.outputs, self.part_saver = progress, reporter, outputs, part_saver
         self.clock = clock or Clock(progress.elapsed_seconds)
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
         self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
@@ -278,15 +279,31 @@ class Trainer:
                 missing = self.backend.maximum([saver is not None and saver.lacks(self.progress.step)])[0] > 0
             if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                state = self.backend.snapshot()
+                state, writers = self.backend.snapshot(), self.backend.writers
+                if writers > 1:
+                    self._begin_parts()
                 if saver is not None:
-                    saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
+                    saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind, writers)
+                elif self.part_saver is not None:
+                    self.part_saver.save(self.progress.step, state)
                 self.saved_step = self.progress.step
             elif kind != "regular" and saver is not None:
                 saver.update(self.progress.step, self._record(), kind)
             if wait and saver is not None:
                 self.reporter.waiting("saving")
                 saver.wait()
+            elif wait and self.part_saver is not None:
+                self.part_saver.wait()
+
+    def _begin_parts(self) -> None:
+        """Wait until every rank has written its part of the last checkpoint and the first rank has made the next one's folder."""
+        own = self.outputs.saver if self.outputs is not None else self.part_saver
+        if own is not None:
+            own.wait()
+        self.backend.maximum([0.0])
+        if self.outputs is not None:
+            self.outputs.saver.begin(self.progress.step)
+        self.backend.maximum([0.0])
 
     def update_checkpoint(self) -> None:
         """Store the current progress, such as a new score, in the checkpoint of this step."""

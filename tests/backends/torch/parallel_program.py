@@ -63,7 +63,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         if ranks.first:
             save_checkpoint(folder, last, state(), {}, writers=backend.writers)
         elif ranks.rank < backend.writers:
-            save_part(folder, last, state(), ranks.rank)
+            save_part(folder, last, state, ranks.rank)
         backend.maximum([0.0])
     score = backend.total([backend.score(rows_of(1000)[share.start : share.stop])])[0]
     stream = backend.generate([[1, 2, 3]], Sampling(temperature=0.0))

@@ -62,3 +62,25 @@ def test_every_family_and_optimizer_trains_the_same_in_every_topology(topology, 
         assert many["score"] == pytest.approx(one["score"], rel=1e-5), kind
         assert many["text"] == one["text"], kind
         assert many["equal"], kind
+
+
+@pytest.mark.parametrize("kinds", [[("frontier", "muon")], pytest.param(KINDS, marks=pytest.mark.long)], ids=["frontier", "all"])
+def test_a_checkpoint_of_any_topology_loads_in_any_other(kinds, tmp_path):
+    cases = [{"family": family, "optimizer": optimizer, "steps": 3} for family, optimizer in kinds]
+    unbroken = run(ALONE, [{**case, "steps": 6} for case in cases])
+    everywhere = [ALONE, *TOPOLOGIES]
+    places = {topology: tmp_path / f"{topology[1]}-{topology[0]}" for topology in everywhere}
+    for topology, place in places.items():
+        folders = [place / "-".join(kind) for kind in kinds]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        run(topology, [{**case, "save": str(folder)} for case, folder in zip(cases, folders, strict=True)])
+        assert len(list((folders[0] / "step-00000003").glob("model*.safetensors"))) == {FSDP2: 2, FSDP4: 4, HSDP4: 2}.get(
+            topology, 1
+        )
+    for target in everywhere:
+        origins = [(case, place / "-".join(kind)) for case, kind in zip(cases, kinds, strict=True) for place in places.values()]
+        resumed = run(target, [{**case, "first": 3, "load": str(folder / "step-00000003")} for case, folder in origins])
+        for (_, folder), found, whole in zip(origins, resumed, [one for one in unbroken for _ in places], strict=True):
+            assert found["losses"] == pytest.approx(whole["losses"][3:], abs=1e-5), (folder, target)
+            assert found["score"] == pytest.approx(whole["score"], rel=1e-5), (folder, target)

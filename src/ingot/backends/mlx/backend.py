@@ -99,6 +99,7 @@ class MLXBackend(MLXInference):
     """The MLX implementation of Backend (methods documented in base.py), which trains in a single process."""
 
     uses_loss_scaling = False
+    writers = 1
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer

@@ -35,6 +35,7 @@ from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.parallel import Parallel, choose
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
+    ROWWISE,
     DeviceResult,
     LossScale,
     WeightAverage,
@@ -59,7 +60,7 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """The torch implementation of Backend (methods documented in base.py) on one device; each rank has a replica or a shard of the model."""
+    """The torch implementation of Backend (documented in base.py); each rank has a replica or a shard of the model."""
 
     records_steps = False
 
@@ -82,7 +83,8 @@ class TorchBackend(TorchInference):
         kind, reason = choose(config, vocab_size, memory, ranks)
         dtype = DTYPES[precision] if precision == "bf16" else None
         parallel = Parallel(kind, ranks, torch.device(str(device)), dtype, t.cpu_offload)
-        self.notes: list[str] = [reason] if reason else []
+        self.notes = [reason] if reason else []
+        self.writers = parallel.shards
         tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size, parallel.shards)
         torch.set_float32_matmul_precision("high")  # allow TF32 for float32 matmuls
         if isinstance(config.model, FileSettings):
@@ -385,10 +387,6 @@ class TorchBackend(TorchInference):
             p.grad = None
         self.parallel.forget_gradients()
 
-    @property
-    def writers(self) -> int:
-        return self.parallel.shards
-
     def snapshot(self) -> Callable[[], State]:
         if self.ranks.rank >= self.writers:
             return dict
@@ -412,14 +410,12 @@ class TorchBackend(TorchInference):
         local = ((name, self.parallel.local(p)) for name, p in model)
         bring = snapshot({"model": local, "optimizer": optimizer, **average}, self._device)
 
-        def with_part(record: TensorRecord) -> TensorRecord:
-            part = parts.get(record.name) or parts.get(record.name.rpartition("/")[0])
-            # Optimizer state of another shape than the parameter, such as a step count, is the same on all ranks.
-            same = part is not None and record.shape[1:] == part.whole[1:] and len(record.shape) == len(part.whole)
-            return replace(record, part=part if same else None)
+        def with_part(file: str, record: TensorRecord) -> TensorRecord:
+            parameter, _, key = record.name.rpartition("/") if file == "optimizer" else (record.name, "", "")
+            return replace(record, part=parts.get(parameter)) if not key or key in ROWWISE else record
 
         def records() -> State:
-            located = {file: map(with_part, found) for file, found in bring().items()}
+            located = {file: [with_part(file, record) for record in found] for file, found in bring().items()}
             return {file: [record for record in found if wanted(record)] for file, found in located.items()}
 
         return records if parts else bring
@@ -437,7 +433,8 @@ class TorchBackend(TorchInference):
             o.state.clear()
             for p in (p for group in o.param_groups for p in group["params"]):
                 if entries := by_parameter.get(self._names[p]):  # without records, the state starts empty
-                    o.state[p] = {key: self.parallel.cut(value, p).to(p.device, copy=True) for key, value in entries.items()}
+                    rows = {key: self.parallel.cut(entries[key], p) for key in ROWWISE if key in entries}
+                    o.state[p] = {key: value.to(p.device, copy=key in rows) for key, value in {**entries, **rows}.items()}
         if self._average is not None:
             self._average.load(state.get("ema", {}), self.parallel.cut)
 

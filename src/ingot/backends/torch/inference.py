@@ -114,9 +114,9 @@ class TorchInference:
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         try:
             # Use the default attention kernel, because the one chosen for training may not support the shapes of these rows.
-            with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
-                with self.parallel.gathered(self.model):
-                    return score_rows(self.model, rows, firsts, top, self.vocab_size)
+            longer = extended_context(self.model, max(map(len, rows), default=1) - 1)
+            with self._evaluating(), self._computing("default"), self.parallel.gathered(self.model), longer:
+                return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"{len(rows)} rows at once do not fit into the GPU's memory") from None
 

@@ -1,7 +1,7 @@
 """How a model is spread over ranks: replicas (DDP), shards (FSDP2), or replicas of shards (HSDP).
 
-This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows; everything
-else in the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
+This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
+of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
 zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here.
 """
 
@@ -107,11 +107,6 @@ class Parallel:
             gradient_as_bucket_view=True,
             find_unused_parameters=family == "file",  # built-in families use all their parameters
         )
-
-    @property
-    def writers(self) -> int:
-        """Return how many ranks, starting with the first, write a part of each checkpoint: one replica's shards."""
-        return self.shards
 
     def local(self, p: Tensor) -> Tensor:
         """Return this rank's rows of a parameter; the parameter itself if it is not sharded."""
@@ -227,7 +222,7 @@ class Replicas:
 
 
 class Shards(Replicas):
-    """Muon's communication between shards: each matrix is gathered on one rank, and its update returns to the ranks with its rows."""
+    """Muon's communication between shards: one rank gathers each matrix, and returns the rows of its update to their ranks."""
 
     def __init__(self, group: dist.ProcessGroup, shapes: Mapping[Tensor, torch.Size]):
         self._group, self._shapes = group, shapes

@@ -261,6 +261,7 @@ class DeviceResult:
 # Files written by torch.save, and the AdamW state in them.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ROWWISE = (*MOMENTS, "momentum")  # optimizer state of the shape of its parameter; other state is the same on all ranks
 PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # matches, in torch's error, the class or function that torch refuses to load
 
