@@ -25,7 +25,7 @@ from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_s
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
-VERSION = 2  # 1: every tensor has one part, as in the checkpoints of runs that are not sharded
+VERSION, UNSHARDED = 2, 1  # in checkpoints with version 1, every tensor has one part
 PART_INDEX = "part-{:05d}.json"  # the index of one rank's part, until the first rank has merged it into checkpoint.json
 PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the others
 
@@ -68,7 +68,12 @@ def save_checkpoint(
     try:
         if writers == 1:
             begin_checkpoint(folder, step)
-        record: dict[str, Any] = {"format": "ingot-checkpoint", "version": 1 if writers == 1 else 2, "step": step, "kind": kind}
+        record: dict[str, Any] = {
+            "format": "ingot-checkpoint",
+            "version": UNSHARDED if writers == 1 else VERSION,
+            "step": step,
+            "kind": kind,
+        }
         record |= {"progress": dict(progress), **_write_part(partial, tensors, "")}
         for rank in range(1, writers):
             other = _wait_for_part(partial / PART_INDEX.format(rank))

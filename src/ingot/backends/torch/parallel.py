@@ -2,7 +2,8 @@
 
 This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
 of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
-zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here.
+zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here. FSDP2 and DDP are only imported
+where they are used, because importing them takes two seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from ingot.config.memory import FULL, model_size, row_bytes, state_bytes
@@ -69,11 +65,14 @@ class Parallel:
         """Move a model to the device; if sharded, keep only this rank's rows of every parameter."""
         if not self.sharded:
             return model.to(self._device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
         if has_custom_optimizers(model):
             raise ConfigError("make_optimizers(groups) needs whole parameters; set {0}", Setting("training.parallel", "ddp"))
         if not dist.is_initialized():  # a single rank
             backend = "nccl" if self._device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         shape = (self._ranks.world_size // self.shards, self.shards)
         mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicas", "shards"))
         self._group = mesh.get_group("shards")
@@ -93,7 +92,7 @@ class Parallel:
         for block in getattr(model, "blocks", ()):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        self._sharded = {self.local(p): p for p in model.parameters() if isinstance(p, DTensor)}
+        self._sharded = {self.local(p): p for p in model.parameters() if p.dim()}
         self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
         return model
 
@@ -101,6 +100,8 @@ class Parallel:
         """Return the module to call in a training step, whose backward pass averages gradients over the ranks."""
         if self.kind != "ddp":
             return module
+        from torch.nn.parallel import DistributedDataParallel
+
         return DistributedDataParallel(
             module,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -110,11 +111,11 @@ class Parallel:
 
     def local(self, p: Tensor) -> Tensor:
         """Return this rank's rows of a parameter; the parameter itself if it is not sharded."""
-        return p._local_tensor if isinstance(p, DTensor) else p
+        return getattr(p, "_local_tensor", p)  # of a DTensor
 
     def part(self, p: Tensor) -> Part | None:
         """Return which rows of a parameter this rank holds; None if it is not sharded."""
-        if not isinstance(p, DTensor):
+        if self.local(p) is p:
             return None
         return Part((self._first(p), *[0] * (p.dim() - 1)), tuple(p.shape))
 
@@ -137,15 +138,15 @@ class Parallel:
 
     def whole(self, p: Tensor) -> Tensor:
         """Gather a parameter or buffer on every rank."""
-        if not isinstance(p, DTensor):
+        if self.local(p) is p:
             return p
         moved: Any = p.detach().to(self._device)
         return moved.full_tensor()  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def gathered(self, model: nn.Module) -> Iterator[None]:
+    def gathered(self, model: Any) -> Iterator[None]:
         """Gather the parameters outside the blocks, for methods of the model other than `forward`, which does so itself."""
-        if not isinstance(model, FSDPModule):
+        if not self.sharded:
             yield
             return
         model.unshard()
@@ -155,17 +156,14 @@ class Parallel:
             model.reshard()
 
     @contextlib.contextmanager
-    def accumulating(self, module: nn.Module, last: bool) -> Iterator[None]:
+    def accumulating(self, module: Any, last: bool) -> Iterator[None]:
         """Run a pass over a micro-batch; only in the `last` one of a step do replicas average their gradients."""
-        if isinstance(module, DistributedDataParallel) and not last:
-            with module.no_sync():
-                yield
-            return
         if self.kind == "hsdp":
             for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.set_requires_all_reduce(last)
-        yield
+                if hasattr(part, "set_requires_all_reduce"):
+                    part.set_requires_all_reduce(last, recurse=False)
+        with module.no_sync() if self.kind == "ddp" and not last else contextlib.nullcontext():
+            yield
 
     def collect(self) -> None:
         """After the last pass of a step, move the gradients to the local tensors, and average those of scalars over the ranks."""
