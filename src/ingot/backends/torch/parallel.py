@@ -2,8 +2,8 @@
 
 This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
 of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
-zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here. FSDP2 and DDP are only imported
-where they are used, because importing them takes two seconds.
+zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here. FSDP2 and DDP are imported
+only where they are used, because importing them takes two seconds.
 """
 
 from __future__ import annotations
