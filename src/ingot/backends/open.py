@@ -24,10 +24,8 @@ from ingot.runtime.tensors import TensorRecord
 
 MLX = "mlx"  # the only value of training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
-MLX_FAMILIES = ("golf", "gpt2", "llama")
+MLX_FAMILIES = ("frontier", "golf", "gpt2", "llama")
 TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that only torch supports, with the values that are accepted on mlx
-    "optimizer.muon_cautious": (False,),
-    "optimizer.muon_beta2": (None,),
     "optimizer.muon_precision": ("auto", "fp32"),
     "training.fp8_head": (False,),
     "training.deterministic": (False,),
