@@ -61,7 +61,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
-        refuse_torch_only(config)
+        refuse_torch_families(config)  # settings of training do not matter here
         return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 
@@ -172,10 +172,15 @@ def refuse_ranks_on_mlx(world_size: int) -> None:
         raise ConfigError(f"{{0}} trains in one process, but this run has {world_size} ranks; start it without torchrun", ON_MLX)
 
 
-def refuse_torch_only(config: Config) -> None:
-    """Raise ConfigError for settings that only torch supports."""
+def refuse_torch_families(config: Config) -> None:
+    """Raise ConfigError for a model family that only torch supports."""
     if config.model.family not in MLX_FAMILIES:
         raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), ON_MLX)
+
+
+def refuse_torch_only(config: Config) -> None:
+    """Raise ConfigError for a model family or settings of training that only torch supports."""
+    refuse_torch_families(config)
     for path, accepted in TORCH_ONLY.items():
         if (value := attrgetter(path)(config)) not in accepted:
             shown = str(value).lower() if isinstance(value, bool) else value
