@@ -25,7 +25,7 @@ class LayerCache:
     """The key-value cache of one attention layer: two buffers that are filled from the left and double in size when full.
 
     If `position` is set (a tensor (1, T) or (B, T) on the device), `extend` writes T tokens at these positions and returns the
-    whole buffers; `attention_mask` hides the unfilled part. Such a step needs no values on the host, so a CUDA graph can capture it.
+    whole buffers; `attention_mask` hides the unfilled part. This needs no values on the host, so a CUDA graph can capture it.
     """
 
     position: Tensor | None = None
