@@ -51,7 +51,7 @@ def export(
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
         str | None,
-        Option(metavar="fp32|bf16|fp16|q8_0|int8", help=f"dtype of weights (q8_0: gguf only; int8: onnx only). {BY_RUN}"),
+        Option(metavar="fp32|bf16|fp16|int8|q8_0", help=f"dtype of weights (int8: onnx only, q8_0: gguf only). {BY_RUN}"),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,

@@ -21,12 +21,9 @@ def write_onnx(folder: Path, weights: Weights, tokenizer: Mapping[str, Any] | No
     files, known = tokenizer_files(tokenizer, config.model.context or config.data.seq_len) if tokenizer else ({}, None)
     check_no_other_tokenizer(folder, files)
     with replace_folder(folder) as partial:
-        about = {
-            "format": "ingot-onnx",
-            "family": config.model.family,
-            "vocab_size": vocab_size,
-            "dtype": dtype,
-            **export_onnx(config, vocab_size, weights.tensors, partial / "model.onnx", dtype),
+        about = {"format": "ingot-onnx", "family": config.model.family, "vocab_size": vocab_size, "dtype": dtype}
+        about |= export_onnx(config, vocab_size, weights.tensors, partial / "model.onnx", dtype)
+        about |= {
             "bos_token_id": known.bos if known is not None else None,
             "eos_token_ids": ends_of(known) if known is not None else [],
         }

@@ -25,9 +25,8 @@ from ingot.model.layers import LanguageModel, LayerCache
 from ingot.runtime.files import write_atomically
 
 OPSET = 18  # supported by onnxruntime-web 1.20
-LARGEST_FILE = (1 << 31) - (1 << 24)  # protobuf's limit of 2 GiB, minus room for the graph
-# Largest accepted difference between a logit and torch's, as a fraction of the largest logit.
-TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "int8": 0.25}
+MOST_BYTES = 2**31 - 2**24  # of weights in a file: protobuf's limit of 2 GiB, minus room for the graph
+TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "int8": 0.25}  # largest accepted error of a logit, relative to the largest logit
 
 
 class GraphCache(LayerCache):
@@ -71,9 +70,10 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
         raise ConfigError(f"--format onnx needs the package {missing[0]}", advice="pip install 'ingot-lm[onnx]'")
     import onnxruntime
 
-    if (size := sum(p.numel() for p in model.parameters()) * (2 if dtype == "fp16" else 4)) > LARGEST_FILE:
-        advice = "--format ingot has no such limit" if dtype == "fp16" else "try --dtype fp16"
-        raise ConfigError(f"the model has {size:,} bytes of weights, but an ONNX file is limited to 2 GiB", advice=advice)
+    if (size := sum(p.numel() for p in model.parameters()) * (2 if dtype == "fp16" else 4)) > MOST_BYTES:
+        raise ConfigError(
+            f"an ONNX file has at most 2 GiB, but this model has {size:,} bytes of weights", advice="try --dtype fp16"
+        )
     model, context = model.eval().float(), int(model.context)  # type: ignore[arg-type]
     tokens = torch.randint(vocab_size, (2, min(context, 48)), generator=torch.Generator().manual_seed(0))
     expected = model(tokens)[..., :vocab_size].float().numpy()
@@ -103,17 +103,13 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
 def _convert(model: GraphModel, tokens: Tensor, past: list[Tensor]) -> Any:
     """Return the ONNX graph and weights of a model; raise ConfigError if the exporter cannot convert the model."""
     names = [f"{i // 2}.{'value' if i % 2 else 'key'}" for i in range(len(past))]
+    inputs, outputs = (["input_ids"] + [f"past_key_values.{n}" for n in names]), (["logits"] + [f"present.{n}" for n in names])
     axes = {"tokens": {0: "batch", 1: "tokens"}, "past": [{0: "batch", 2: "past"} for _ in past]}
     dynamic = tree_map(lambda name: torch.export.Dim.DYNAMIC, axes)
     try:
+        traced = torch.export.export(model, (tokens, past), dynamic_shapes=dynamic, strict=False)
         program = torch.onnx.export(
-            torch.export.export(model, (tokens, past), dynamic_shapes=dynamic, strict=False),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            dynamic_shapes=axes,
-            input_names=["input_ids", *(f"past_key_values.{name}" for name in names)],
-            output_names=["logits", *(f"present.{name}" for name in names)],
+            traced, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamic_shapes=axes, verbose=False
         )
     except Exception as error:  # the exporter raises many different exceptions
         reason = next(iter(str(error.__cause__ or error).strip().splitlines()), type(error).__name__)
@@ -121,7 +117,6 @@ def _convert(model: GraphModel, tokens: Tensor, past: list[Tensor]) -> Any:
     proto: Any = program.model_proto  # type: ignore[union-attr]
     for part in (proto.graph, *proto.graph.node):  # the exporter records stack traces, with paths of this machine
         part.ClearField("metadata_props")
-        part.ClearField("doc_string")
     return proto
 
 
@@ -132,30 +127,27 @@ def _quantise(proto: Any, path: Path) -> Any:
     from onnx.numpy_helper import from_array, to_array
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    stored, nodes = {weight.name: weight for weight in proto.graph.initializer}, list(proto.graph.node)
-    turns = {node.input[0]: node for node in nodes if node.op_type == "Transpose" and node.input[0] in stored}
-    for name, node in turns.items():  # quantize_dynamic needs weights that are stored as matmuls use them
-        proto.graph.initializer.append(from_array(np.ascontiguousarray(to_array(stored[name]).T), node.output[0]))
-        proto.graph.node.remove(node)
+    graph, codes, tied = proto.graph, dict[str, str](), dict[str, str]()
+    weights = {weight.name: to_array(weight) for weight in graph.initializer if len(weight.dims) == 2}
+    for node in [node for node in graph.node if node.op_type in ("Gather", "Transpose") and node.input[0] in weights]:
+        name, out, w = node.input[0], node.output[0], weights[node.input[0]]
+        if node.op_type == "Transpose":  # quantize_dynamic needs weights in the layout of the matmul
+            graph.initializer.append(from_array(np.ascontiguousarray(w.T), out))
+            graph.node.remove(node)
+            if name in codes:  # a tied head: store the codes of the embedding once
+                tied[f"{out}_quantized"] = codes[name]
+            continue
+        scale = np.maximum(np.abs(w).max(1, keepdims=True) / 127, np.float32(1e-12))
+        graph.initializer.append(from_array(np.rint(w / scale).astype(np.int8), f"{out}.int8"))
+        graph.initializer.append(from_array(scale, f"{out}.scale"))
+        at = list(graph.node).index(node)
+        node.input[0], node.output[0], codes[name] = f"{out}.int8", f"{out}.codes", f"{out}.int8"
+        graph.node.insert(at + 1, make_node("Gather", [f"{out}.scale", node.input[1]], [f"{out}.scales"]))
+        graph.node.insert(at + 2, make_node("Cast", [f"{out}.codes"], [f"{out}.float"], to=onnx.TensorProto.FLOAT))
+        graph.node.insert(at + 3, make_node("Mul", [f"{out}.float", f"{out}.scales"], [out]))
     quantize_dynamic(proto, path, ["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8)
     graph = (proto := onnx.load(path)).graph
-    stored, nodes = {weight.name: weight for weight in graph.initializer}, []
-    for node in graph.node:
-        name, out = node.input[0], node.output[0]
-        if node.op_type != "Gather" or name not in stored or len(stored[name].dims) != 2:
-            nodes.append(node)
-            continue
-        w = to_array(stored[name])
-        scale = np.maximum(np.abs(w).max(1, keepdims=True) / 127, np.float32(1e-12))
-        for part, array in (("codes", np.rint(w / scale).astype(np.int8)), ("scale", scale)):
-            stored[f"{name}.{part}"] = from_array(array, f"{name}.{part}")
-            nodes.append(make_node("Gather", [f"{name}.{part}", node.input[1]], [f"{out}.{part}"]))
-        nodes.append(make_node("Cast", [f"{out}.codes"], [f"{out}.cast"], to=onnx.TensorProto.FLOAT))
-        nodes.append(make_node("Mul", [f"{out}.cast", f"{out}.scale"], [out]))
-        if name in turns and stored.pop(turned := f"{turns[name].output[0]}_quantized", None):  # a tied head has the same codes
-            nodes.insert(0, make_node("Transpose", [f"{name}.codes"], [turned], perm=[1, 0]))
-    used = {name for node in nodes for name in node.input}
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(weight for name, weight in stored.items() if name in used)
+    for weight in [weight for weight in graph.initializer if weight.name in tied]:
+        graph.initializer.remove(weight)
+        graph.node.insert(0, make_node("Transpose", [tied[weight.name]], [weight.name], perm=[1, 0]))
     return proto
