@@ -71,9 +71,7 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
     import onnxruntime
 
     if (size := sum(p.numel() for p in model.parameters()) * (2 if dtype == "fp16" else 4)) > MOST_BYTES:
-        raise ConfigError(
-            f"an ONNX file has at most 2 GiB, but this model has {size:,} bytes of weights", advice="try --dtype fp16"
-        )
+        raise ConfigError(f"an ONNX file has at most 2 GiB, but the weights take {size:,} bytes", advice="try --dtype fp16")
     model, context = model.eval().float(), int(model.context)  # type: ignore[arg-type]
     tokens = torch.randint(vocab_size, (2, min(context, 48)), generator=torch.Generator().manual_seed(0))
     expected = model(tokens)[..., :vocab_size].float().numpy()
