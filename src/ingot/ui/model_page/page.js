@@ -1,0 +1,58 @@
+// The page: asks the worker for one token at a time, so that it never waits for the model and can stop after any token.
+const at = (id) => document.getElementById(id);
+const worker = new Worker("worker.js", { type: "module" });
+
+function ask(action, options) {
+  return new Promise((resolve, reject) => {
+    worker.onerror = (event) => reject(new Error(event.message ?? "the browser cannot run this page; use a recent one"));
+    worker.onmessage = ({ data }) => {
+      if ("progress" in data) data.progress === null ? at("progress").removeAttribute("value") : (at("progress").value = data.progress);
+      else data.error === undefined ? resolve(data.result) : reject(new Error(data.error));
+    };
+    worker.postMessage({ action, ...options });
+  });
+}
+
+let writing = false;
+
+async function write() {
+  const [limit, began] = [at("tokens").valueAsNumber, performance.now()];
+  at("prompted").textContent = at("prompt").value;
+  at("text").replaceChildren();
+  await ask("start", { prompt: at("prompt").value, temperature: at("temperature").valueAsNumber, topK: at("top-k").valueAsNumber || 0 });
+  for (let count = 1; writing && count <= limit; count++) {
+    at("text").append(await ask("next"));
+    const rate = (1000 * count) / (performance.now() - began);
+    at("status").textContent = `${count} tokens, ${rate.toFixed(rate < 10 ? 1 : 0)} tokens per second`;
+  }
+  at("text").append(await ask("end"));
+}
+
+at("form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  writing = !writing;
+  if (!writing) return;
+  [at("write").textContent, at("result").dataset.state, at("status").className] = ["Stop", "writing", "note"];
+  try {
+    await write();
+  } catch (error) {
+    fail(error);
+  }
+  [writing, at("write").textContent, at("result").dataset.state] = [false, "Write", "written"];
+});
+
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("form").requestSubmit();
+});
+
+function fail(error) {
+  [at("status").textContent, at("status").className] = [error.message, "error"];
+}
+
+try {
+  const { family, context, dtype } = await ask("load");
+  [at("summary").textContent, at("write").disabled, at("status").textContent] = [`${family}, ${context} tokens of context, ${dtype}`, false, "ready"];
+} catch (error) {
+  fail(error);
+}
+at("progress").hidden = true;
