@@ -1,4 +1,4 @@
-// Byte-level BPE and character tokenizers, read from a tokenizer.json or from GPT-2's vocab.json and merges.txt.
+// Byte-level BPE and character tokenizers, read from a tokenizer.json.
 
 // GPT-2's split pattern. \p{White_Space} instead of \s, because JavaScript's \s contains U+FEFF and lacks U+0085.
 const WORDS = /'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;

@@ -14,14 +14,7 @@ async function download(name, onBytes) {
   return new Response(response.body.pipeThrough(counter)).arrayBuffer();
 }
 
-const text = async (name) => new TextDecoder().decode(await download(name));
-
-async function openTokenizer() {
-  if (config.tokenizer_files.includes("tokenizer.json")) return new Tokenizer(JSON.parse(await text("tokenizer.json")));
-  const [vocab, merges] = await Promise.all(["vocab.json", "merges.txt"].map(text));
-  const [pairs, end] = [merges.trim().split("\n").slice(1), { id: config.bos_token_id }];
-  return new Tokenizer({ model: { vocab: JSON.parse(vocab), merges: pairs }, pre_tokenizer: {}, added_tokens: [end] });
-}
+const json = async (name) => JSON.parse(new TextDecoder().decode(await download(name)));
 
 async function load() {
   const files = ["model.onnx", "onnxruntime/ort-wasm-simd-threaded.wasm.gz"];
@@ -31,9 +24,8 @@ async function load() {
     const sum = totals.every(Boolean) ? totals[0] + totals[1] : 0;
     postMessage({ progress: sum ? Math.min(1, (loaded[0] + loaded[1]) / sum) : null });
   }));
-  config = JSON.parse(await text("config.json"));
-  tokenizer = await openTokenizer();
-  const [model, packed] = await Promise.all(downloads);
+  const [model, packed, loadedConfig, vocabulary] = await Promise.all([...downloads, json("config.json"), json("tokenizer.json")]);
+  [config, tokenizer] = [loadedConfig, new Tokenizer(vocabulary)];
   const isPacked = new Uint8Array(packed, 0, 1)[0] === 0x1f; // some servers unpack a .gz file themselves
   const unpacked = isPacked ? new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer() : packed;
   ort.env.wasm.numThreads = 1; // more threads need headers that a plain file server does not send
