@@ -1,8 +1,8 @@
 """Copies ONNX Runtime Web (MIT), which runs models in the page of `ingot export --format web`, into the package.
 
-    npm pack onnxruntime-web@1.22.0
-    pip download --no-deps onnxruntime==1.22.0
-    python tools/copy_onnxruntime.py onnxruntime-web-1.22.0.tgz onnxruntime-1.22.0-*.whl
+    npm pack onnxruntime-web@1.24.1
+    pip download --no-deps onnxruntime==1.24.1
+    python tools/copy_onnxruntime.py onnxruntime-web-1.24.1.tgz onnxruntime-1.24.1-*.whl
 
 The npm archive has no licence files, so they come from the wheel of the same version. The archive is taken only with the checksum
 below; whoever wants another version changes both and looks at the page.
@@ -17,7 +17,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-VERSION, SHA256 = "1.22.0", "e293551f9d36d003e293d0f2937fee7b3dfdcef76d71d1449b55e2d4157c7aea"
+VERSION, SHA256 = "1.24.1", "63f65a0b3ca5b35cfbcf2b8185d48d63a5aa7bc3651e474f5cf0fd96f577d1ec"
 SCRIPT, BINARY = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 TARGET = Path(__file__).parents[1] / "src/ingot/ui/model_page/onnxruntime"
 
