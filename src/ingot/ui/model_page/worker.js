@@ -28,6 +28,7 @@ async function load() {
   [config, tokenizer] = [loadedConfig, new Tokenizer(vocabulary)];
   const isPacked = new Uint8Array(packed, 0, 1)[0] === 0x1f; // some servers unpack a .gz file themselves
   const unpacked = isPacked ? new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer() : packed;
+  ort.env.logLevel = "error";
   ort.env.wasm.numThreads = 1; // more threads need headers that a plain file server does not send
   ort.env.wasm.wasmBinary = await unpacked;
   session = await ort.InferenceSession.create(model);
