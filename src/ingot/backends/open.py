@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from operator import attrgetter
@@ -152,6 +152,16 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
     from ingot.backends.torch.state import load_saved, state_records
 
     return state_records(load_saved(path), path)
+
+
+def export_onnx(config: Config, vocab_size: int, weights: Mapping[str, TensorRecord], path: Path, dtype: str) -> dict[str, Any]:
+    """Build a config's model with torch, write it as an ONNX file, and return the sizes of the file's inputs."""
+    from ingot.backends.torch.inference import TorchInference
+    from ingot.backends.torch.onnx import write_onnx
+
+    backend = TorchInference.of(config, vocab_size)
+    backend.load_weights(weights, str(path))
+    return write_onnx(backend.model, vocab_size, path, dtype)
 
 
 def framework_version(device: str = "auto") -> str:

@@ -39,17 +39,19 @@ def export(
         Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in the run's artifact/ folder."),
     ] = None,
     layout: Annotated[
-        Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
+        Literal["ingot", "huggingface", "gguf", "onnx", "nanogpt", "gpt-simple"],
         Option(
             "--format",
             help="ingot: one file. huggingface: a folder for transformers (gpt2 and llama families). gguf: a folder for "
-            "llama.cpp and ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
+            "llama.cpp and ollama (gpt2 and llama). onnx: a folder for onnxruntime (any model). nanogpt: ckpt.pt (gpt2). "
+            "gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
     quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantisation. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf only). {BY_RUN}")
+        str | None,
+        Option(metavar="fp32|bf16|fp16|q8_0|int8", help=f"dtype of weights (q8_0: gguf only; int8: onnx only). {BY_RUN}"),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
@@ -200,6 +202,10 @@ def _export_layout(
             size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
             if is_normalised(facts["tokenizer"]):
                 warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
+        elif layout == "onnx":
+            from ingot.inference.onnx import write_onnx
+
+            size = write_onnx(target, source, facts["tokenizer"], dtype)
         else:
             from ingot.artifact.huggingface import write_model
             from ingot.artifact.quantise import quantise
@@ -228,7 +234,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
             pass
     if output is None:
         raise ConfigError(f"{source.path} is not in a run folder; give the output path with --output")
-    check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
+    check_target(output, name in ("huggingface", "gguf", "onnx", "gpt-simple"), force)
     return output
 
 

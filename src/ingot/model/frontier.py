@@ -272,7 +272,7 @@ class Frontier(LanguageModel):
         """Return the mask of layers with a window: a token sees the last `window` tokens of its document, including itself."""
         window, T, device = self.window, tokens.size(1), tokens.device
         if cache and (position := cache[0].position) is not None:
-            oldest = position[:, None, None, None] - window
+            oldest = position[:, None, :, None] - window
             return full & (torch.arange(cache[0].keys.size(2), device=device) > oldest)  # type: ignore[operator]
         start = cache[0].length if cache else 0
         if start + T <= window:
