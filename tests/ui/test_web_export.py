@@ -58,15 +58,20 @@ def exported_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
     files, _ = tokenizer_files(tokenizer.spec(), 64)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    write_page(folder, tokenizer.spec())
+    write_page(folder)
     return folder
 
 
 ENCODE = """
 import fs from "node:fs";
 const { Tokenizer } = await import(process.argv[1] + "/tokenizer.js");
-const tokenizer = new Tokenizer(JSON.parse(fs.readFileSync(process.argv[1] + "/tokenizer.json")));
-const texts = JSON.parse(fs.readFileSync(process.argv[1] + "/texts.json"));
+const read = (name) => fs.readFileSync(process.argv[1] + "/" + name, "utf8");
+const gpt2 = () => ({
+  model: { vocab: JSON.parse(read("vocab.json")), merges: read("merges.txt").trim().split("\\n").slice(1) },
+  pre_tokenizer: {}, added_tokens: [{ id: 50256 }],
+});
+const tokenizer = new Tokenizer(fs.existsSync(process.argv[1] + "/vocab.json") ? gpt2() : JSON.parse(read("tokenizer.json")));
+const texts = JSON.parse(read("texts.json"));
 console.log(JSON.stringify(texts.map((text) => {
   try {
     const [ids, decoder] = [tokenizer.encode(text), new TextDecoder("utf-8", { ignoreBOM: true })];
@@ -122,8 +127,8 @@ def test_the_page_names_files_that_are_there_and_no_other_site(tmp_path: Path) -
         assert not re.search(r"https?:|['\"(]//|innerHTML|\beval\(", text), path.name
         named |= set(re.findall(r'(?:src|href)="([^"]+)"|from "\./([^"]+)"|"([\w/.-]+\.(?:js|onnx|json|gz))"', text))
     names = {name for found in named for name in found if name}
-    assert {"page.js", "worker.js", "tokenizer.js", "style.css", "model.onnx", "config.json"} <= names
-    assert all((tmp_path / name).is_file() for name in names - {"model.onnx", "config.json"}), names
+    assert {"page.js", "worker.js", "tokenizer.js", "style.css", "model.onnx", "config.json", "tokenizer.json"} <= names
+    assert all((tmp_path / name).is_file() for name in names - {"model.onnx", "config.json", "vocab.json"}), names
     assert (tmp_path / "onnxruntime/LICENSE").read_text().startswith("MIT License")
     assert not list(tmp_path.rglob("*.py")) and sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file()) < 4 << 20
 

@@ -29,6 +29,7 @@ def write_onnx(folder: Path, weights: Weights, tokenizer: Mapping[str, Any] | No
             **export_onnx(config, vocab_size, weights.tensors, partial / "model.onnx", dtype),
             "bos_token_id": known.bos if known is not None else None,
             "eos_token_ids": ends_of(known) if known is not None else [],
+            "tokenizer_files": sorted(files),
         }
         for name, content in {**files, "config.json": json.dumps(about, indent=2).encode()}.items():
             write_atomically(partial / name, content)

@@ -14,7 +14,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.hf_tokenizer import gpt2_files
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
 from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.errors import ConfigError
@@ -39,17 +38,11 @@ def check_tokenizer(spec: Mapping[str, Any] | None) -> None:
         raise ConfigError(f"--format web does not support this model's tokenizer ({tokenizer.kind})", advice=advice)
 
 
-def write_page(folder: Path, spec: Mapping[str, Any]) -> int:
+def write_page(folder: Path) -> int:
     """Add the page to a folder with an exported ONNX model; return the size of the files added."""
     names = [path.relative_to(HERE) for path in HERE.rglob("*") if path.is_file() and not path.suffix.startswith(".py")]
     files = {str(name): (HERE / name).read_bytes() for name in names}
     files |= {name: (LOOKS / name).read_bytes() for name in ("style.css", "icon.svg")}
-    if isinstance(tokenizer := from_spec(spec), GPT2Tokenizer):  # exported as two files; the page reads one
-        vocabulary, merges = gpt2_files(tokenizer)
-        model = {"type": "BPE", "vocab": json.loads(vocabulary), "merges": merges.decode().split("\n")[1:-1]}
-        mark = {"id": tokenizer.bos, "content": "<|endoftext|>", "special": True}
-        splits = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        files["tokenizer.json"] = json.dumps({"model": model, "pre_tokenizer": splits, "added_tokens": [mark]}).encode()
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_atomically(folder / name, content)

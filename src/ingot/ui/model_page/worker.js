@@ -14,7 +14,13 @@ async function download(name, onBytes) {
   return new Response(response.body.pipeThrough(counter)).arrayBuffer();
 }
 
-const json = async (name) => JSON.parse(new TextDecoder().decode(await download(name)));
+const text = async (name) => new TextDecoder().decode(await download(name));
+
+async function openTokenizer() {
+  if (config.tokenizer_files.includes("tokenizer.json")) return new Tokenizer(JSON.parse(await text("tokenizer.json")));
+  const [vocab, merges] = [JSON.parse(await text("vocab.json")), (await text("merges.txt")).trim().split("\n").slice(1)]; // GPT-2's
+  return new Tokenizer({ model: { vocab, merges }, pre_tokenizer: {}, added_tokens: [{ id: config.bos_token_id }] });
+}
 
 async function load() {
   const files = ["model.onnx", "onnxruntime/ort-wasm-simd-threaded.wasm.gz"];
@@ -24,8 +30,9 @@ async function load() {
     const sum = totals.every(Boolean) ? totals[0] + totals[1] : 0;
     postMessage({ progress: sum ? Math.min(1, (loaded[0] + loaded[1]) / sum) : null });
   }));
-  const [model, packed, loadedConfig, vocabulary] = await Promise.all([...downloads, json("config.json"), json("tokenizer.json")]);
-  [config, tokenizer] = [loadedConfig, new Tokenizer(vocabulary)];
+  config = JSON.parse(await text("config.json"));
+  const [model, packed, opened] = await Promise.all([...downloads, openTokenizer()]);
+  tokenizer = opened;
   const isPacked = new Uint8Array(packed, 0, 1)[0] === 0x1f; // some servers unpack a .gz file themselves
   const unpacked = isPacked ? new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer() : packed;
   ort.env.logLevel = "error";
