@@ -53,7 +53,7 @@ def export(
         str | None,
         Option(
             metavar="fp32|bf16|fp16|q8_0|int8",
-            help=f"dtype of weights (q8_0: gguf only; int8: onnx and web only, web's default). {BY_RUN}",
+            help=f"dtype of weights (q8_0: gguf; int8: onnx and web, web's default). {BY_RUN}",
         ),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
