@@ -51,10 +51,7 @@ def export(
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
         str | None,
-        Option(
-            metavar="fp32|bf16|fp16|q8_0|int8",
-            help=f"dtype of weights (q8_0: gguf; int8: onnx and web, web's default). {BY_RUN}",
-        ),
+        Option(metavar="fp32|bf16|fp16|int8|q8_0", help=f"dtype of weights (int8: onnx, web's default; q8_0: gguf). {BY_RUN}"),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
@@ -79,9 +76,8 @@ def export(
             raise ConfigError(f"--format {layout} is neither compressed nor scored; leave --quantiser, --codec and --data out")
         if dtype and layout in ("nanogpt", "gpt-simple"):
             raise ConfigError(f"--format {layout} keeps the dtype of the weights; leave --dtype out")
-        target, size = _export_layout(
-            source, facts, layout, dtype or ("int8" if layout == "web" else section.dtype), output, force
-        )
+        dtype = dtype or ("int8" if layout == "web" else section.dtype)
+        target, size = _export_layout(source, facts, layout, dtype, output, force)
         _report({"artifact": str(target), "checkpoint": str(source.path), "bytes": size, "limit": limit}, as_json)
         if open_page:
             from ingot.ui.model_page import serve_page
