@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import webbrowser
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,9 +31,8 @@ def check_tokenizer(spec: Mapping[str, Any] | None) -> None:
         raise ConfigError("--format web needs the model's tokenizer; leave --no-tokenizer out")
     tokenizer = from_spec(spec)
     supported = isinstance(tokenizer, ByteTokenizer | CharTokenizer | GPT2Tokenizer)
-    if isinstance(tokenizer, HFTokenizer):
-        whole_words = json.loads(tokenizer.contents)["model"].get("ignore_merges")
-        supported = tokenizer.lossless and tokenizer.splits_like_gpt2 and not whole_words
+    if isinstance(tokenizer, HFTokenizer) and tokenizer.lossless and tokenizer.splits_like_gpt2:
+        supported = not json.loads(tokenizer.contents)["model"].get("ignore_merges")
     if not supported:
         advice = f"it supports {SUPPORTED}; --format onnx supports all tokenizers"
         raise ConfigError(f"--format web does not support this model's tokenizer ({tokenizer.kind})", advice=advice)
@@ -62,7 +62,6 @@ def serve_page(folder: Path) -> None:
         address = f"http://127.0.0.1:{server.server_port}/"
         print(f"showing {folder} at {address}; Ctrl-C to stop", flush=True)
         webbrowser.open(address)
-        try:
+        with suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            print("ended", flush=True)
+        print("ended")

@@ -13,14 +13,14 @@ function ask(action, options) {
   });
 }
 
-let writing = false;
+let [running, stopped] = [true, false]; // running also while the model loads
 
 async function write() {
   const [limit, began] = [at("tokens").valueAsNumber, performance.now()];
   at("prompted").textContent = at("prompt").value;
   at("text").replaceChildren();
   await ask("start", { prompt: at("prompt").value, temperature: at("temperature").valueAsNumber, topK: at("top-k").valueAsNumber || 0 });
-  for (let count = 1; writing && count <= limit; count++) {
+  for (let count = 1; !stopped && count <= limit; count++) {
     at("text").append(await ask("next"));
     const rate = (1000 * count) / (performance.now() - began);
     at("status").textContent = `${count} tokens, ${rate.toFixed(rate < 10 ? 1 : 0)} tokens per second`;
@@ -30,15 +30,11 @@ async function write() {
 
 at("form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  writing = !writing;
-  if (!writing) return;
-  [at("write").textContent, at("result").dataset.state, at("status").className] = ["Stop", "writing", "note"];
-  try {
-    await write();
-  } catch (error) {
-    fail(error);
-  }
-  [writing, at("write").textContent, at("result").dataset.state] = [false, "Write", "written"];
+  stopped = running;
+  if (running) return;
+  [running, at("write").textContent, at("result").dataset.state, at("status").className] = [true, "Stop", "writing", "note"];
+  await write().catch(fail);
+  [running, at("write").textContent, at("result").dataset.state] = [false, "Write", "written"];
 });
 
 at("prompt").addEventListener("keydown", (event) => {
@@ -49,10 +45,10 @@ function fail(error) {
   [at("status").textContent, at("status").className] = [error.message, "error"];
 }
 
-try {
-  const { family, context, dtype } = await ask("load");
-  [at("summary").textContent, at("write").disabled, at("status").textContent] = [`${family}, ${context} tokens of context, ${dtype}`, false, "ready"];
-} catch (error) {
-  fail(error);
+function ready({ family, context, dtype }) {
+  [at("summary").textContent, at("status").textContent] = [`${family}, ${context} tokens of context, ${dtype}`, "ready"];
+  running = at("write").disabled = false;
 }
+
+await ask("load").then(ready).catch(fail);
 at("progress").hidden = true;

@@ -4,11 +4,9 @@
 const WORDS = /'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 
 // Byte-level vocabularies spell each byte as a printable character: printable bytes as themselves, the others from U+0100 on.
-const LETTERS = [];
-for (let byte = 0, next = 256; byte < 256; byte++) {
-  const printable = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
-  LETTERS.push(String.fromCharCode(printable ? byte : next++));
-}
+let next = 256;
+const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+const LETTERS = Array.from({ length: 256 }, (_, byte) => String.fromCharCode(isPrintable(byte) ? byte : next++));
 const BYTES = new Map(LETTERS.map((letter, byte) => [letter, byte]));
 
 export class Tokenizer {

@@ -31,8 +31,8 @@ async function load() {
     postMessage({ progress: sum ? Math.min(1, (loaded[0] + loaded[1]) / sum) : null });
   }));
   config = JSON.parse(await text("config.json"));
-  const [model, packed, opened] = await Promise.all([...downloads, openTokenizer()]);
-  tokenizer = opened;
+  tokenizer = await openTokenizer();
+  const [model, packed] = await Promise.all(downloads);
   const isPacked = new Uint8Array(packed, 0, 1)[0] === 0x1f; // some servers unpack a .gz file themselves
   const unpacked = isPacked ? new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer() : packed;
   ort.env.logLevel = "error";
@@ -51,9 +51,9 @@ function emptyCache() {
 
 function start({ prompt, temperature, topK }) {
   const ids = [...(config.bos_token_id === null ? [] : [config.bos_token_id]), ...tokenizer.encode(prompt)];
+  if (!ids.length) ids.push(tokenizer.ids.get("\n") ?? 0);
   const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  const first = ids.length ? ids : [tokenizer.ids.get("\n") ?? 0];
-  run = { new: first, seen: [], cache: emptyCache(), cached: 0, decoder, temperature, topK };
+  run = { new: ids, seen: [], cache: emptyCache(), cached: 0, decoder, temperature, topK };
 }
 
 // Append the new tokens and return the logits of the next one. As in `ingot generate`, the cache is dropped once the context is
