@@ -6,7 +6,7 @@ function ask(action, options) {
   return new Promise((resolve, reject) => {
     worker.onerror = (event) => reject(new Error(event.message ?? "the browser cannot run this page; use a recent one"));
     worker.onmessage = ({ data }) => {
-      if ("progress" in data) data.progress === null ? at("progress").removeAttribute("value") : (at("progress").value = data.progress);
+      if ("progress" in data) at("progress").value = data.progress;
       else data.error === undefined ? resolve(data.result) : reject(new Error(data.error));
     };
     worker.postMessage({ action, ...options });
@@ -17,9 +17,9 @@ let [running, stopped] = [true, false]; // running also while the model loads
 
 async function write() {
   const [limit, began] = [at("tokens").valueAsNumber, performance.now()];
-  at("prompted").textContent = at("prompt").value;
-  at("text").replaceChildren();
-  await ask("start", { prompt: at("prompt").value, temperature: at("temperature").valueAsNumber, topK: at("top-k").valueAsNumber || 0 });
+  const [prompt, temperature, topK] = [at("prompt").value, at("temperature").valueAsNumber, at("top-k").valueAsNumber || 0];
+  [at("prompted").textContent, at("text").textContent] = [prompt, ""];
+  await ask("start", { prompt, temperature, topK });
   for (let count = 1; !stopped && count <= limit; count++) {
     at("text").append(await ask("next"));
     const rate = (1000 * count) / (performance.now() - began);

@@ -1,7 +1,7 @@
 // Byte-level BPE and character tokenizers, read from a tokenizer.json.
 
-// GPT-2's split pattern. \p{White_Space} instead of \s, because JavaScript's \s contains U+FEFF and lacks U+0085.
-const WORDS = /'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
+// GPT-2's split pattern. \p{space} instead of \s, because JavaScript's \s contains U+FEFF and lacks U+0085.
+const WORDS = /'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\p{space}\p{L}\p{N}]+|\p{space}+(?!\P{space})|\p{space}+/gu;
 
 // Byte-level vocabularies spell each byte as a printable character: printable bytes as themselves, the others from U+0100 on.
 let next = 256;

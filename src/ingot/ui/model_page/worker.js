@@ -16,9 +16,9 @@ async function download(name, onBytes) {
 
 const text = async (name) => new TextDecoder().decode(await download(name));
 
-async function openTokenizer() {
+async function openTokenizer() { // GPT-2's has two files
   if (config.tokenizer_files.includes("tokenizer.json")) return new Tokenizer(JSON.parse(await text("tokenizer.json")));
-  const [vocab, merges] = [JSON.parse(await text("vocab.json")), (await text("merges.txt")).trim().split("\n").slice(1)]; // GPT-2's
+  const [vocab, merges] = [JSON.parse(await text("vocab.json")), (await text("merges.txt")).trim().split("\n").slice(1)];
   return new Tokenizer({ model: { vocab, merges }, pre_tokenizer: {}, added_tokens: [{ id: config.bos_token_id }] });
 }
 
@@ -27,17 +27,17 @@ async function load() {
   const [loaded, totals] = [files.map(() => 0), files.map(() => 0)];
   const downloads = files.map((name, i) => download(name, (bytes, total) => {
     [loaded[i], totals[i]] = [loaded[i] + bytes, total];
-    const sum = totals.every(Boolean) ? totals[0] + totals[1] : 0;
-    postMessage({ progress: sum ? Math.min(1, (loaded[0] + loaded[1]) / sum) : null });
+    if (totals.every(Boolean)) postMessage({ progress: Math.min(1, (loaded[0] + loaded[1]) / (totals[0] + totals[1])) });
   }));
   config = JSON.parse(await text("config.json"));
   tokenizer = await openTokenizer();
   const [model, packed] = await Promise.all(downloads);
   const isPacked = new Uint8Array(packed, 0, 1)[0] === 0x1f; // some servers unpack a .gz file themselves
-  const unpacked = isPacked ? new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer() : packed;
+  const stream = new Blob([packed]).stream();
+  const unpacked = new Response(isPacked ? stream.pipeThrough(new DecompressionStream("gzip")) : stream);
   ort.env.logLevel = "error";
   ort.env.wasm.numThreads = 1; // more threads need headers that a plain file server does not send
-  ort.env.wasm.wasmBinary = await unpacked;
+  ort.env.wasm.wasmBinary = await unpacked.arrayBuffer();
   session = await ort.InferenceSession.create(model);
   return config;
 }
@@ -65,7 +65,8 @@ async function logits() {
   while (tokens.length) {
     const chunk = tokens.slice(0, cache ? CHUNK : tokens.length);
     tokens = tokens.slice(chunk.length);
-    const outputs = await session.run({ input_ids: new ort.Tensor("int64", BigInt64Array.from(chunk, BigInt), [1, chunk.length]), ...cache });
+    const input_ids = new ort.Tensor("int64", BigInt64Array.from(chunk, BigInt), [1, chunk.length]);
+    const outputs = await session.run({ input_ids, ...cache });
     const { dims, data } = outputs.logits;
     last = data.subarray((chunk.length - 1) * dims[2], (chunk.length - 1) * dims[2] + tokenizer.bytes.length);
     for (const name in cache ?? {}) cache[name] = outputs[name.replace("past_key_values", "present")];
