@@ -1,7 +1,7 @@
 """The page of `ingot export --format web`: static files that run an exported model in a browser, without a server of ours.
 
-ONNX Runtime Web is compressed in the package and in the exported folder; the page unpacks it. tokenizer.js implements the
-tokenizers in SUPPORTED only, so that a page never encodes a prompt differently from `ingot generate`.
+ONNX Runtime Web is compressed in the package and in the exported folder; the page unpacks it. Only tokenizers
+that tokenizer.js implements are exported, so that a page never encodes a prompt differently from `ingot generate`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ingot.errors import ConfigError
 from ingot.runtime.files import write_atomically
 
 HERE = Path(__file__).parent
-LOOKS = HERE.parent / "page"  # of `ingot ui`
-SUPPORTED = "byte, char, bpe:N and gpt2"
 
 
 def check_tokenizer(spec: Mapping[str, Any] | None) -> None:
@@ -34,7 +32,7 @@ def check_tokenizer(spec: Mapping[str, Any] | None) -> None:
     if isinstance(tokenizer, HFTokenizer) and tokenizer.lossless and tokenizer.splits_like_gpt2:
         supported = not json.loads(tokenizer.contents)["model"].get("ignore_merges")
     if not supported:
-        advice = f"it supports {SUPPORTED}; --format onnx supports all tokenizers"
+        advice = "it supports byte, char, bpe:N and gpt2; --format onnx supports all tokenizers"
         raise ConfigError(f"--format web does not support this model's tokenizer ({tokenizer.kind})", advice=advice)
 
 
@@ -42,7 +40,7 @@ def write_page(folder: Path) -> int:
     """Add the page to a folder with an exported ONNX model; return the size of the files added."""
     names = [path.relative_to(HERE) for path in HERE.rglob("*") if path.is_file() and not path.suffix.startswith(".py")]
     files = {str(name): (HERE / name).read_bytes() for name in names}
-    files |= {name: (LOOKS / name).read_bytes() for name in ("style.css", "icon.svg")}
+    files |= {name: (HERE.parent / "page" / name).read_bytes() for name in ("style.css", "icon.svg")}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_atomically(folder / name, content)
