@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from itertools import pairwise
@@ -79,7 +79,7 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
     expected = model(tokens)[..., :vocab_size].float().numpy()
     cache = model.new_cache(2) if isinstance(model, LanguageModel) else []
     past = [layer.keys[:, :, :5].to(torch.float16 if dtype == "fp16" else torch.float32) for layer in cache for _ in range(2)]
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+    with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
         logging.disable(logging.WARNING)  # messages of the exporter and the quantiser
         try:
             proto = _convert(GraphModel(model.half() if dtype == "fp16" else model, vocab_size).eval(), tokens, past)
