@@ -32,6 +32,7 @@ ELSEWHERE = {
     "fineweb": "needs the challenge's shards",
     "ingot serve": "goes on until Ctrl-C; tests/serve has it",
     "ingot ui": "goes on until Ctrl-C; tests/ui has it",
+    "--open": "goes on until Ctrl-C; tests/ui has it",
     "--task-data": "needs the files of the tasks; tests/inference/test_tasks has made-up ones",
     "task_data": "needs the files of the tasks; tests/train/test_task_runs has made-up ones",
     "ollama ": "needs ollama; tests/artifact/test_gguf has llama.cpp where it is installed",

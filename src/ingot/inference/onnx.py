@@ -24,7 +24,7 @@ def write_onnx(folder: Path, weights: Weights, tokenizer: Mapping[str, Any] | No
         about: dict[str, Any] = {"format": "ingot-onnx", "family": config.model.family, "vocab_size": vocab_size, "dtype": dtype}
         about |= export_onnx(config, vocab_size, weights.tensors, partial / "model.onnx", dtype)
         bos, ends = (known.bos, ends_of(known)) if known is not None else (None, [])
-        about |= {"bos_token_id": bos, "eos_token_ids": ends}
+        about |= {"bos_token_id": bos, "eos_token_ids": ends, "tokenizer_files": sorted(files)}
         for name, content in {**files, "config.json": json.dumps(about, indent=2).encode()}.items():
             write_atomically(partial / name, content)
         return sum(file.stat().st_size for file in partial.iterdir())
