@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from ingot.cli.arguments import SettingsCommand, TwoSides
 from ingot.console.entry import explained, stop_exit_code
 from ingot.console.output import json_printed, print_json
-from ingot.errors import ConfigError
+from ingot.errors import NO_RESTART, ConfigError, NotFinite
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
@@ -137,7 +137,8 @@ def run(args: Sequence[str] | None = None) -> None:
     if outcome.error is not None and not reported and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
             print_json({"error": outcome.error.render(setting_name, advice), "exit_code": outcome.code})
-    sys.exit(outcome.code)
+    restarts = "TORCHELASTIC_RUN_ID" in os.environ
+    sys.exit(NO_RESTART if restarts and isinstance(outcome.error, NotFinite) else outcome.code)
 
 
 def call(args: list[str]) -> int:

@@ -31,7 +31,13 @@ def train(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
-    nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
+    max_restarts: Annotated[
+        int,
+        Option("--max-restarts", metavar="N", help="Start all ranks again, up to N times, from the last checkpoint if one fails."),
+    ] = 0,
+    nnodes: Annotated[
+        str, Option("--nnodes", metavar="N", help="Number of machines that train together; MIN:MAX continues if some are lost.")
+    ] = "1",
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
@@ -41,11 +47,14 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
+    from ingot.console.launch import launch, launch_elastic, node_range
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
+    force = force and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # a restart must not delete the run it continues
     launching = nproc_per_node is not None and "RANK" not in os.environ
-    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
+    least, most = node_range(nnodes)
+    world_size = (nproc_per_node or 1) * most if launching else ranks.world_size
     word = ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
     settings = given_settings(ctx, skip=int(word is not None))
     if word is not None and resume is not None:
@@ -76,16 +85,23 @@ def train(
                 warn(f"{COMPLETE.format(result.run_dir)} with --force")
             return 0
     if nproc_per_node is not None and launching:
-        from ingot.console.launch import launch
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
         # Check the run once, before there are ranks that would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
-        return launch(
-            nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
-        )
-    if nnodes > 1 and "RANK" not in os.environ:
+        where: dict[str, Any] = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
+        if not max_restarts and least == most:
+            return launch(nproc_per_node, sys.argv[1:], nnodes=most, **where)
+        from ingot.runs.state import read_state
+
+        fixed = _settings_for_restarts(resolved, most, force)
+        words = [*sys.argv[1:], *(f"--{name}={value}" for name, value in fixed.items()), "--stop-exit-code=0"]
+        if code := launch_elastic(nproc_per_node, words, (least, most), max_restarts, **where):
+            return code
+        state = read_state(Path(fixed.get("training.output_dir") or str(resolved.config.training.output_dir)))
+        return 0 if state is not None and state.status in ("completed", "halted") else stop_exit_code
+    if most > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
         from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
@@ -100,6 +116,25 @@ def train(
         return 0
     print_json(result) if as_json else _print_result(result, limit)
     return stop_exit_code if result.status == "stopped" else 0
+
+
+def _settings_for_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> dict[str, str]:
+    """Return the settings that make every start of the ranks continue the same run."""
+    from ingot.runs.folder import new_run_dir
+    from ingot.runtime.files import user_path
+    from ingot.train.resume import refuse_occupied
+
+    training, fixed = resolved.config.training, dict[str, str]()
+    if nnodes > 1 and (force or training.output_dir is None or training.resume == "never"):
+        wrong = "--force" if force else "training.resume=never" if training.output_dir else "a run folder chosen by its start time"
+        raise ConfigError(f"restarts on several machines do not work with {wrong}", advice="give a new training.output_dir")
+    if training.output_dir is None:
+        fixed["training.output_dir"] = str(new_run_dir(resolved.recipe))
+    if training.resume == "never":
+        if not force and training.output_dir is not None:
+            refuse_occupied(user_path(training.output_dir))
+        fixed["training.resume"] = "auto"
+    return fixed
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:

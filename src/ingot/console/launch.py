@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from ingot.console.entry import STARTED_AT, process_start
+from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.errors import INTERRUPTED, ConfigError, RunError
 from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
@@ -47,17 +47,11 @@ def launch(
 
     On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
-    if nproc < 1 or not 0 <= node_rank < nnodes:
-        raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
-    if nnodes > 1 and master_port is None:
-        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
-    if master_port is not None and not 1 <= master_port <= 65535:
-        raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
+    _check(nproc, nnodes, node_rank, master_port)
     # With -P, as with the `ingot` script, Python does not import a stray random.py from the working directory.
     hold_back = command is None and nnodes == 1
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
-    environment[STARTED_AT] = str(process_start())
+    environment = {**os.environ, **_for_ranks(nproc)}
     if nnodes > 1:
         where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
         words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
@@ -69,7 +63,7 @@ def launch(
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
     events: _Events = queue.SimpleQueue()
     ranks: list[_Rank] = []
-    with _signals_into(events), contextlib.ExitStack() as at_end:
+    with _signals_to(events.put), contextlib.ExitStack() as at_end:
         at_end.callback(_kill, ranks)
         # Signals are blocked until the ranks can handle them: a signal that arrives while Python starts would kill a rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
@@ -92,6 +86,57 @@ def launch(
         # torchrun forwards SIGTERM, but SIGUSR1 and SIGUSR2 would kill it.
         instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
         return _supervise(program, ranks, events, grace_seconds, instead)
+
+
+def launch_elastic(
+    nproc: int,
+    argv: Sequence[str],
+    nnodes: tuple[int, int],
+    max_restarts: int,
+    *,
+    node_rank: int = 0,
+    master_addr: str = "127.0.0.1",
+    master_port: int | None = None,
+) -> int:
+    """Run `ingot <argv>` as `nproc` ranks, restart all ranks of the run after a failure, and return the exit code.
+
+    `nnodes` is the smallest and largest number of machines; the run continues with those that are left after a failure.
+    """
+    _check(nproc, nnodes[1], node_rank, master_port)
+    if max_restarts < 0 or not 1 <= nnodes[0] <= nnodes[1]:
+        raise ConfigError(f"--max-restarts {max_restarts} or --nnodes {nnodes[0]}:{nnodes[1]} is out of range")
+    from ingot.backends.open import open_elastic_agent
+
+    os.environ.update(_for_ranks(nproc))
+    command = [sys.executable, "-P", "-m", "ingot", *argv]
+    master = (master_addr, master_port or 0)
+    agent = open_elastic_agent(command, nproc, nnodes, max_restarts, master, node_rank == 0, warn)
+    with _signals_to(agent.forward):
+        return agent.launch()
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Parse --nnodes: N or MIN:MAX."""
+    least, _, most = text.partition(":")
+    try:
+        return int(least), int(most or least)
+    except ValueError:
+        raise ConfigError(f"--nnodes {text} must be a number or a range such as 1:3") from None
+
+
+def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
+    if nproc < 1 or not 0 <= node_rank < nnodes:
+        raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
+    if nnodes > 1 and master_port is None:
+        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
+    if master_port is not None and not 1 <= master_port <= 65535:
+        raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
+
+
+def _for_ranks(nproc: int) -> dict[str, str]:
+    """Return the environment variables that every rank gets."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))
+    return {"OMP_NUM_THREADS": threads, STARTED_AT: str(process_start())}
 
 
 def _supervise(
@@ -123,13 +168,13 @@ def _supervise(
 
 
 @contextlib.contextmanager
-def _signals_into(events: _Events) -> Iterator[None]:
-    """Put received signals into the queue, except signals that the process already ignores, for example under nohup."""
+def _signals_to(hear: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Pass received signals to `hear`, except signals that the process already ignores, for example under nohup."""
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         seen.append(number)
-        events.put(signal.Signals(number))
+        hear(signal.Signals(number))
 
     heard = [number for number in (signal.SIGINT, *STOPPING) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: replace_handler(number, receive) or signal.SIG_DFL for number in heard}
