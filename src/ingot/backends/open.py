@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
@@ -21,9 +21,6 @@ from ingot.runtime.devices import Device
 from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
-
-if TYPE_CHECKING:
-    from ingot.backends.torch.elastic import ElasticAgent
 
 MLX = "mlx"  # the only value of training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
@@ -82,11 +79,11 @@ def open_group(device: Device, ranks: Ranks) -> Group:
     return Collectives(ranks, device)
 
 
-def open_elastic_agent(*args: Any, **kwargs: Any) -> ElasticAgent:
-    """Open the agent that starts and restarts the ranks of this machine; see ElasticAgent for the arguments."""
-    from ingot.backends.torch.elastic import ElasticAgent
+def run_elastic(*args: Any) -> int:
+    """Start and restart the ranks of this machine as described in backends/torch/elastic.py."""
+    from ingot.backends.torch import elastic
 
-    return ElasticAgent(*args, **kwargs)
+    return elastic.run_elastic(*args)
 
 
 def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:

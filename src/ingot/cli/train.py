@@ -33,10 +33,10 @@ def train(
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
     max_restarts: Annotated[
         int,
-        Option("--max-restarts", metavar="N", help="Start all ranks again, up to N times, from the last checkpoint if one fails."),
+        Option("--max-restarts", metavar="N", help="If a rank fails, resume the last checkpoint with all ranks, up to N times."),
     ] = 0,
     nnodes: Annotated[
-        str, Option("--nnodes", metavar="N", help="Number of machines that train together; MIN:MAX continues if some are lost.")
+        str, Option("--nnodes", metavar="N", help="Number of machines that train together, or MIN:MAX with --max-restarts.")
     ] = "1",
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
@@ -47,7 +47,7 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
-    from ingot.console.launch import launch, launch_elastic, node_range
+    from ingot.console.launch import launch, node_range
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
@@ -91,16 +91,16 @@ def train(
         # Check the run once, before there are ranks that would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
         where: dict[str, Any] = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
-        if not max_restarts and least == most:
-            return launch(nproc_per_node, sys.argv[1:], nnodes=most, **where)
+        where |= {"nnodes": most, "min_nodes": least, "max_restarts": max_restarts}
+        if not max_restarts:
+            return launch(nproc_per_node, sys.argv[1:], **where)
         from ingot.runs.state import read_state
 
-        fixed = _settings_for_restarts(resolved, most, force)
-        words = [*sys.argv[1:], *(f"--{name}={value}" for name, value in fixed.items()), "--stop-exit-code=0"]
-        if code := launch_elastic(nproc_per_node, words, (least, most), max_restarts, **where):
-            return code
-        state = read_state(Path(fixed.get("training.output_dir") or str(resolved.config.training.output_dir)))
-        return 0 if state is not None and state.status in ("completed", "halted") else stop_exit_code
+        folder = _folder_of_restarts(resolved, most, force)
+        fixed = [] if resolved.config.training.output_dir else [f"--training.output_dir={folder}"]
+        code = launch(nproc_per_node, [*sys.argv[1:], *fixed, "--stop-exit-code=0"], **where)
+        state = read_state(folder)
+        return code or (0 if state is not None and state.status in ("completed", "halted") else stop_exit_code)
     if most > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
@@ -118,23 +118,17 @@ def train(
     return stop_exit_code if result.status == "stopped" else 0
 
 
-def _settings_for_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> dict[str, str]:
-    """Return the settings that make every start of the ranks continue the same run."""
+def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> Path:
+    """Return the run folder for all starts of the ranks; create one if none is set."""
     from ingot.runs.folder import new_run_dir
     from ingot.runtime.files import user_path
-    from ingot.train.resume import refuse_occupied
 
-    training, fixed = resolved.config.training, dict[str, str]()
-    if nnodes > 1 and (force or training.output_dir is None or training.resume == "never"):
-        wrong = "--force" if force else "training.resume=never" if training.output_dir else "a run folder chosen by its start time"
-        raise ConfigError(f"restarts on several machines do not work with {wrong}", advice="give a new training.output_dir")
-    if training.output_dir is None:
-        fixed["training.output_dir"] = str(new_run_dir(resolved.recipe))
-    if training.resume == "never":
-        if not force and training.output_dir is not None:
-            refuse_occupied(user_path(training.output_dir))
-        fixed["training.resume"] = "auto"
-    return fixed
+    folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
+    if resume == "never" or (nnodes > 1 and force):
+        raise ConfigError(f"--max-restarts resumes the run; leave {'--force' if force else 'training.resume=never'} out")
+    if nnodes > 1 and folder is None:
+        raise ConfigError("--max-restarts on several machines needs training.output_dir, the same folder for all machines")
+    return user_path(folder) if folder is not None else new_run_dir(resolved.recipe)
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:

@@ -2,7 +2,7 @@
 
 Every rank runs in its own session, so Ctrl-C reaches only this launcher, which forwards it to each rank exactly once: a rank
 saves and stops at the first SIGINT and exits immediately at the second, so it must not receive one key press twice.
-On several machines torchrun starts the ranks: it waits for the other machines and ends all ranks when one fails.
+On several machines, or with restarts, torchrun's elastic agent starts the ranks and waits for the other machines.
 """
 
 from __future__ import annotations
@@ -42,25 +42,36 @@ def launch(
     program: str = "ingot",
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
+    min_nodes: int | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run `python -m module <argv>` or `<command> <argv>` as `nproc` ranks; return 0 or the exit code of the first failed rank.
 
-    On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
+    After a failure, all ranks are started again on the machines that are left, at most `max_restarts` times and if at least
+    `min_nodes` (default: all) of `nnodes` machines are left. `program` is the name in error messages.
     """
-    _check(nproc, nnodes, node_rank, master_port)
+    min_nodes = nnodes if min_nodes is None else min_nodes
+    if nproc < 1 or not 0 <= node_rank < nnodes:
+        raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
+    if nnodes > 1 and master_port is None:
+        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
+    if master_port is not None and not 1 <= master_port <= 65535:
+        raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
+    if max_restarts < 0 or not 1 <= min_nodes <= nnodes or (min_nodes < nnodes and not max_restarts):
+        raise ConfigError(f"--nnodes {min_nodes}:{nnodes} needs 1 <= MIN <= MAX and --max-restarts above 0, not {max_restarts}")
     # With -P, as with the `ingot` script, Python does not import a stray random.py from the working directory.
-    hold_back = command is None and nnodes == 1
+    hold_back = command is None
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
-    environment = {**os.environ, **_for_ranks(nproc)}
-    if nnodes > 1:
-        where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
-        words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
-        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, "--no-python", *command]
-        own: list[dict[str, str]] = [{}]
-    else:
-        environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
-        environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
-        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
+    environment[STARTED_AT] = str(process_start())
+    if nnodes > 1 or max_restarts:
+        from ingot.backends.open import run_elastic
+
+        os.environ.update(environment)
+        nodes, master = (min_nodes, nnodes), (master_addr, master_port or 0)
+        return run_elastic(command, nproc, nodes, node_rank, master, max_restarts, warn, _signals_to)
+    environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+    environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
     events: _Events = queue.SimpleQueue()
     ranks: list[_Rank] = []
     with _signals_to(events.put), contextlib.ExitStack() as at_end:
@@ -68,10 +79,10 @@ def launch(
         # Signals are blocked until the ranks can handle them: a signal that arrives while Python starts would kill a rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
         try:
-            for of_rank in own:
+            for number in range(nproc):
                 rank = subprocess.Popen(
                     command,
-                    env={**environment, **of_rank},
+                    env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                     preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
@@ -83,36 +94,7 @@ def launch(
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for rank in ranks:
             threading.Thread(target=lambda rank: events.put((rank, rank.wait())), args=(rank,), daemon=True).start()
-        # torchrun forwards SIGTERM, but SIGUSR1 and SIGUSR2 would kill it.
-        instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
-        return _supervise(program, ranks, events, grace_seconds, instead)
-
-
-def launch_elastic(
-    nproc: int,
-    argv: Sequence[str],
-    nnodes: tuple[int, int],
-    max_restarts: int,
-    *,
-    node_rank: int = 0,
-    master_addr: str = "127.0.0.1",
-    master_port: int | None = None,
-) -> int:
-    """Run `ingot <argv>` as `nproc` ranks, restart all ranks of the run after a failure, and return the exit code.
-
-    `nnodes` is the smallest and largest number of machines; the run continues with those that are left after a failure.
-    """
-    _check(nproc, nnodes[1], node_rank, master_port)
-    if max_restarts < 0 or not 1 <= nnodes[0] <= nnodes[1]:
-        raise ConfigError(f"--max-restarts {max_restarts} or --nnodes {nnodes[0]}:{nnodes[1]} is out of range")
-    from ingot.backends.open import open_elastic_agent
-
-    os.environ.update(_for_ranks(nproc))
-    command = [sys.executable, "-P", "-m", "ingot", *argv]
-    master = (master_addr, master_port or 0)
-    agent = open_elastic_agent(command, nproc, nnodes, max_restarts, master, node_rank == 0, warn)
-    with _signals_to(agent.forward):
-        return agent.launch()
+        return _supervise(program, ranks, events, grace_seconds)
 
 
 def node_range(text: str) -> tuple[int, int]:
@@ -124,25 +106,8 @@ def node_range(text: str) -> tuple[int, int]:
         raise ConfigError(f"--nnodes {text} must be a number or a range such as 1:3") from None
 
 
-def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
-    if nproc < 1 or not 0 <= node_rank < nnodes:
-        raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
-    if nnodes > 1 and master_port is None:
-        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
-    if master_port is not None and not 1 <= master_port <= 65535:
-        raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
-
-
-def _for_ranks(nproc: int) -> dict[str, str]:
-    """Return the environment variables that every rank gets."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))
-    return {"OMP_NUM_THREADS": threads, STARTED_AT: str(process_start())}
-
-
-def _supervise(
-    program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
-) -> int:
-    """Wait for all ranks and return the exit code; if one fails, stop the others. `instead` remaps the signals to forward."""
+def _supervise(program: str, ranks: list[_Rank], events: _Events, grace_seconds: float) -> int:
+    """Wait for all ranks and return the exit code; if one fails, stop the others."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -153,7 +118,7 @@ def _supervise(
             continue
         if isinstance(event, signal.Signals):
             for rank in alive:
-                rank.send_signal(instead.get(event, event))
+                rank.send_signal(event)
             continue
         ended, code = event
         alive.remove(ended)
