@@ -31,13 +31,8 @@ def train(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
-    max_restarts: Annotated[
-        int,
-        Option("--max-restarts", metavar="N", help="If a rank fails, resume the last checkpoint with all ranks, up to N times."),
-    ] = 0,
-    nnodes: Annotated[
-        str, Option("--nnodes", metavar="N", help="Number of machines that train together, or MIN:MAX with --max-restarts.")
-    ] = "1",
+    nnodes: Annotated[str, Option("--nnodes", metavar="N", help="Number of machines, or MIN:MAX with --max-restarts.")] = "1",
+    max_restarts: Annotated[int, Option("--max-restarts", metavar="R", help="Resume up to R times if ranks fail.")] = 0,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
@@ -124,10 +119,10 @@ def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> P
     from ingot.runtime.files import user_path
 
     folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
-    if resume == "never" or (nnodes > 1 and force):
-        raise ConfigError(f"--max-restarts resumes the run; leave {'--force' if force else 'training.resume=never'} out")
-    if nnodes > 1 and folder is None:
-        raise ConfigError("--max-restarts on several machines needs training.output_dir, the same folder for all machines")
+    if resume == "never" or (nnodes > 1 and (force or folder is None)):
+        raise ConfigError(
+            "--max-restarts excludes training.resume=never and, with --nnodes, needs training.output_dir, not --force"
+        )
     return user_path(folder) if folder is not None else new_run_dir(resolved.recipe)
 
 

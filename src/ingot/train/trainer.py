@@ -7,7 +7,6 @@ decisions depend only on these values and the run's progress, so no rank ever de
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -67,7 +66,7 @@ class Trainer:
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
-        self._pending: tuple[Pending, StepPlan, RankBatch, float] | None = None
+        self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
         self._rank_seconds: deque[float] = deque(maxlen=RANKS_EVERY)  # per step, until this rank first waited for others
         self._steps = 0  # steps taken in this session
         self._overflows = 0
@@ -192,9 +191,8 @@ class Trainer:
 
     def _step(self, reader: RowReader, elapsed: float) -> None:
         p, at = self.progress, self.progress.position(elapsed)
-        plan, began = plan_step(self.config, at), time.perf_counter()
+        plan = plan_step(self.config, at)
         rank_batch = reader.next(plan)
-        read_seconds = time.perf_counter() - began
         while self.config.data.phases and p.phases_begun <= plan.phase:  # a loop, because phases may be shorter than a step
             p.phases_begun += 1
             if p.phases_begun > 1:
@@ -206,13 +204,13 @@ class Trainer:
         p.sample = rank_batch.next_sample
         p.tokens += rank_batch.targets
         p.starts, p.places = list(starts_with(at, plan)), dict(rank_batch.places)
-        self._pending = (pending, plan, rank_batch, read_seconds)
+        self._pending = (pending, plan, rank_batch)
 
     def _finish_pending_step(self) -> None:
         """Wait for the pending step and report it; raise an error if its loss or gradient is not finite."""
         if self._pending is None:
             return
-        pending, plan, rank_batch, read_seconds = self._pending
+        pending, plan, rank_batch = self._pending
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
@@ -226,7 +224,7 @@ class Trainer:
             what = f"the {what} is not finite at step {self.progress.step}{on_rank} ({measured}); {sound}:"
             advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
             raise NotFinite(what, Setting("optimizer.warmup_steps"), advice=advice)
-        self._rank_seconds.append(read_seconds + result.compute_seconds)
+        self._rank_seconds.append(result.compute_seconds)
         self.progress.loss = result.loss
         report = self._report(result, plan, rank_batch)
         regular = report.step % self.config.tracking.log_every == 0
@@ -241,13 +239,12 @@ class Trainer:
 
     def _compare_ranks(self) -> None:
         """Record percentiles of the seconds per step that each rank computed before it first waited for others."""
-        rank, world_size = self.backend.ranks.rank, self.backend.ranks.world_size
-        values = np.zeros((2, world_size))
-        values[:, rank] = np.quantile(self._rank_seconds, (0.5, 0.95))
-        found = self.backend.maximum(values.ravel().tolist())
+        ranks = self.backend.ranks
+        own = np.quantile(self._rank_seconds or [0.0], (0.5, 0.95))
+        values = np.where(np.arange(ranks.world_size) == ranks.rank, own[:, None], 0.0)
+        p50, p95 = np.array_split(self.backend.maximum(values.ravel().tolist()), 2)
         if self.outputs is not None:
-            ranks = {"step": self.progress.step, "p50": found[:world_size], "p95": found[world_size:]}
-            self.outputs.folder.record("ranks", ranks)
+            self.outputs.folder.record("ranks", {"step": self.progress.step, "p50": p50.tolist(), "p95": p95.tolist()})
 
     def _report(self, result: StepResult, plan: StepPlan, read: RankBatch) -> StepReport:
         c, p = self.config, self.progress

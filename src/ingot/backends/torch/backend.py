@@ -324,7 +324,7 @@ class TorchBackend(TorchInference):
         return DeviceResult(torch.cat([torch.stack([norm, skipped.float()]), losses]), began, self._computed)
 
     def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
-        """Accumulate the gradients of the step's loss (the mean over its targets); return the loss and each rank's part of it."""
+        """Accumulate the gradients of the step's loss (the mean over its targets); return it and each rank's part of it."""
         rank_loss = torch.zeros((), device=self._device)
         micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:
@@ -347,11 +347,12 @@ class TorchBackend(TorchInference):
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
+        if self.ranks.world_size == 1:
+            return rank_loss[None]
         losses = torch.zeros(1 + self.ranks.world_size, device=self._device)
         losses[0] = losses[1 + self.ranks.rank] = rank_loss
-        if self.ranks.world_size > 1:
-            with self._group.peers_present("the loss all-reduce"):
-                torch.distributed.all_reduce(losses)
+        with self._group.peers_present("the loss all-reduce"):
+            torch.distributed.all_reduce(losses)
         return losses
 
     def _mark(self) -> Any:

@@ -38,10 +38,10 @@ class Collectives:
         if device.kind == "cuda":
             torch.cuda.set_device(device.index)
             # After a timeout, NCCL writes the last collectives of every rank to a file, which torchfrtrace analyses.
-            record = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
             if training is not None and training.output_dir is not None:
-                record["TORCH_FR_DUMP_TEMP_FILE"] = str(user_path(training.output_dir) / "collectives-rank-")
-            os.environ.update({name: value for name, value in record.items() if name not in os.environ})
+                os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(user_path(training.output_dir) / "collectives-rank-"))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise ConfigError(f"{name} is not set; start ranks with torchrun or ingot train --nproc-per-node N")
@@ -67,8 +67,11 @@ class Collectives:
                 raise PeerLost from error
             names = ", ".join(map(str, silent)) or "others, which has answered since"
             waited = f"rank {self.ranks.rank} waited {self._seconds:g} s at step {self.step} in {what} for rank {names}"
-            advice = "see whether the process and machine of that rank hang, or raise {0}"
-            raise RunError(waited, Setting("training.collective_timeout_seconds"), advice=advice) from None
+            setting, advice = (
+                Setting("training.collective_timeout_seconds"),
+                "see whether that rank or its machine hangs, or raise {0}",
+            )
+            raise RunError(waited, setting, advice=advice) from None
 
     def _silent_ranks(self) -> list[int]:
         """Tell the other ranks through the store that this rank is alive, and return those that do not do so in time."""
