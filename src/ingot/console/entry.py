@@ -122,7 +122,7 @@ def explained(
         speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
             time.sleep(PEER_WAIT_SECONDS)
-        if speaks or (every_rank and not isinstance(error, PeerLost)):
+        if speaks or (every_rank and not isinstance(error, PeerLost | NotFinite)):
             warn(f"{program}: error: {error.render(name, advise)}")
         outcome.code, outcome.error = error.exit_code, error
     except Interrupted as signalled:
