@@ -137,8 +137,7 @@ def run(args: Sequence[str] | None = None) -> None:
     if outcome.error is not None and not reported and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
             print_json({"error": outcome.error.render(setting_name, advice), "exit_code": outcome.code})
-    restarts = "TORCHELASTIC_RUN_ID" in os.environ
-    sys.exit(NO_RESTART if restarts and isinstance(outcome.error, NotFinite) else outcome.code)
+    sys.exit(NO_RESTART if isinstance(outcome.error, NotFinite) and "TORCHELASTIC_RUN_ID" in os.environ else outcome.code)
 
 
 def call(args: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -42,13 +43,15 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
-    from ingot.console.launch import launch, node_range
+    from ingot.console.launch import launch
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
     force = force and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # a restart must not delete the run it continues
     launching = nproc_per_node is not None and "RANK" not in os.environ
-    least, most = node_range(nnodes)
+    if not re.fullmatch(r"\d+(:\d+)?", nnodes):
+        raise ConfigError(f"--nnodes {nnodes} must be a number or a range such as 1:3")
+    least, most = int(nnodes.split(":")[0]), int(nnodes.split(":")[-1])
     world_size = (nproc_per_node or 1) * most if launching else ranks.world_size
     word = ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
     settings = given_settings(ctx, skip=int(word is not None))

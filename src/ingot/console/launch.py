@@ -97,15 +97,6 @@ def launch(
         return _supervise(program, ranks, events, grace_seconds)
 
 
-def node_range(text: str) -> tuple[int, int]:
-    """Parse --nnodes: N or MIN:MAX."""
-    least, _, most = text.partition(":")
-    try:
-        return int(least), int(most or least)
-    except ValueError:
-        raise ConfigError(f"--nnodes {text} must be a number or a range such as 1:3") from None
-
-
 def _supervise(program: str, ranks: list[_Rank], events: _Events, grace_seconds: float) -> int:
     """Wait for all ranks and return the exit code; if one fails, stop the others."""
     alive, exit_code, deadline = list(ranks), 0, None

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
 
-from ingot.errors import NO_RESTART, RunError
+from ingot.errors import INTERRUPTED, NO_RESTART, RunError
 from ingot.runtime.signals import STOPPING
 
 
@@ -46,20 +47,17 @@ def run_elastic(
     fixed = nnodes[0] == nnodes[1] > 1 and not max_restarts
     how: dict[str, Any] = {"rank": node_rank} if fixed else {"local_addr": address, "is_host": node_rank == 0}
     where = RendezvousParameters("static" if fixed else "c10d", f"{master[0]}:{master[1]}", "ingot", *nnodes, **how)
-    handler = None
     try:
         handler = registry.get_rendezvous_handler(where)
         spec = WorkerSpec("ingot", nproc, handler, entrypoint=command[0], args=tuple(command[1:]), max_restarts=max_restarts)
         agent = _Agent(spec, say)
         with signals_to(agent.forward):
             result = agent.run()
-    except SignalException:  # a signal arrived while no rank was running
-        return 0
-    except RendezvousError as error:
+        handler.shutdown()  # tells the other machines that this one does not come back
+    except SignalException as stopped:  # a signal arrived while no rank was running
+        return INTERRUPTED if stopped.sigval == signal.SIGINT else 0
+    except (RendezvousError, DistError) as error:
         raise RunError(f"this machine cannot reach the others at {master[0]}:{master[1]}, or they have ended: {error}") from None
-    finally:
-        if handler is not None:
-            handler.shutdown()
     code = _first_failure(result)[1].exitcode if result is not None and result.is_failed() else 0
     return RunError.exit_code if code < 0 or code == NO_RESTART else code
 
@@ -79,12 +77,9 @@ class _Agent(LocalElasticAgent):
         if not running:
             raise SignalException("stopped", number)
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._stopping:
             raise SignalException("stopped", signal.SIGTERM)
-        super()._rendezvous(worker_group)
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a signal would kill a Python that is still starting
         try:
             return super()._start_workers(worker_group)

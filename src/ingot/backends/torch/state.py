@@ -248,8 +248,7 @@ class DeviceResult:
             self._arrival.synchronize()
         grad_norm, skipped, loss, *rank_losses = self._numbers.tolist()
         began, computed = self._began, self._computed
-        gpu = isinstance(began, torch.cuda.Event)
-        seconds = began.elapsed_time(computed) / 1000 if gpu else computed - began
+        seconds = computed - began if isinstance(began, float) else began.elapsed_time(computed) / 1000
         return StepResult(loss, grad_norm, bool(skipped), self._ended, rank_losses, seconds)
 
 
