@@ -50,6 +50,8 @@ class StepResult:
     grad_norm: float  # before clipping
     skipped: bool  # True if no update was made because the loss or a gradient was not finite
     ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
+    rank_losses: Sequence[float] = ()  # each rank's part of the loss
+    compute_seconds: float = field(default=0.0, compare=False)  # from the start until this rank first waits for others
 
     def result(self) -> StepResult:
         """Return self: a backend that waits for every step returns its StepResult directly where a Pending is expected."""

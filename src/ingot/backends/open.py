@@ -79,6 +79,13 @@ def open_group(device: Device, ranks: Ranks) -> Group:
     return Collectives(ranks, device)
 
 
+def run_elastic(*args: Any) -> int:
+    """Start and restart the ranks of this machine as described in backends/torch/elastic.py."""
+    from ingot.backends.torch import elastic
+
+    return elastic.run_elastic(*args)
+
+
 def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Call `decide` on the first rank and return its result (JSON values) on every rank; if `decide` fails, all ranks fail."""
     group = open_group(device, ranks)

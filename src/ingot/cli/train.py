@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -31,7 +32,8 @@ def train(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
-    nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
+    nnodes: Annotated[str, Option("--nnodes", metavar="N", help="Number of machines, or MIN:MAX with --max-restarts.")] = "1",
+    max_restarts: Annotated[int, Option("--max-restarts", metavar="R", help="Resume up to R times if ranks fail.")] = 0,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
@@ -41,11 +43,16 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
+    from ingot.console.launch import launch
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
+    force = force and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # a restart must not delete the run it continues
     launching = nproc_per_node is not None and "RANK" not in os.environ
-    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
+    if not re.fullmatch(r"\d+(:\d+)?", nnodes):
+        raise ConfigError(f"--nnodes {nnodes} must be a number or a range such as 1:3")
+    least, most = int(nnodes.split(":")[0]), int(nnodes.split(":")[-1])
+    world_size = (nproc_per_node or 1) * most if launching else ranks.world_size
     word = ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
     settings = given_settings(ctx, skip=int(word is not None))
     if word is not None and resume is not None:
@@ -76,16 +83,23 @@ def train(
                 warn(f"{COMPLETE.format(result.run_dir)} with --force")
             return 0
     if nproc_per_node is not None and launching:
-        from ingot.console.launch import launch
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
         # Check the run once, before there are ranks that would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
-        return launch(
-            nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
-        )
-    if nnodes > 1 and "RANK" not in os.environ:
+        where: dict[str, Any] = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
+        where |= {"nnodes": most, "min_nodes": least, "max_restarts": max_restarts}
+        if not max_restarts:
+            return launch(nproc_per_node, sys.argv[1:], **where)
+        from ingot.runs.state import read_state
+
+        folder = _folder_of_restarts(resolved, most, force)
+        fixed = [] if resolved.config.training.output_dir else [f"--training.output_dir={folder}"]
+        code = launch(nproc_per_node, [*sys.argv[1:], *fixed, "--stop-exit-code=0"], **where)
+        state = read_state(folder)
+        return code or (0 if state is not None and state.status in ("completed", "halted") else stop_exit_code)
+    if most > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
         from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
@@ -100,6 +114,19 @@ def train(
         return 0
     print_json(result) if as_json else _print_result(result, limit)
     return stop_exit_code if result.status == "stopped" else 0
+
+
+def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> Path:
+    """Return the run folder for all starts of the ranks; create one if none is set."""
+    from ingot.runs.folder import new_run_dir
+    from ingot.runtime.files import user_path
+
+    folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
+    if resume == "never" or (nnodes > 1 and (force or folder is None)):
+        raise ConfigError(
+            "--max-restarts excludes training.resume=never and, with --nnodes, needs training.output_dir, not --force"
+        )
+    return user_path(folder) if folder is not None else new_run_dir(resolved.recipe)
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:

@@ -387,6 +387,11 @@ class TrainingSection(Section):
         "torch's Python reducer, which also works with gradient checkpointing and document masks. false: if either of these is "
         "used, gradients are all-reduced only after the backward pass.",
     )
+    collective_timeout_seconds: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1800.0,
+        description="Seconds that a rank waits for the others before the run fails. It must be longer than any work that a rank "
+        "does alone, such as the first rank's saves at the end of the run.",
+    )
     eager: bool = Field(
         True,
         description="On MLX, evaluate each micro-batch before starting the next. false: evaluate the whole step at once, which "

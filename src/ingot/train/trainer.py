@@ -14,12 +14,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import Interrupted, PeerLost, RunError, Setting
+from ingot.errors import Interrupted, NotFinite, Setting
 from ingot.optim.schedules import fraction_spent
 from ingot.runs.folder import Kind
 from ingot.runs.reporter import Reporter, StepReport
@@ -33,6 +35,7 @@ from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_
 
 ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, because most failures show up there
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
+RANKS_EVERY = 100  # steps between records of each rank's speed
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
 PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
@@ -65,6 +68,7 @@ class Trainer:
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
+        self._rank_seconds: deque[float] = deque(maxlen=RANKS_EVERY)  # per step, until this rank first waited for others
         self._steps = 0  # steps taken in this session
         self._overflows = 0
 
@@ -153,6 +157,8 @@ class Trainer:
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = longest_but_one(durations)
                 self._warn_if_slow(durations[-1])
+                if p.step % RANKS_EVERY == 0 and self.backend.ranks.world_size > 1:
+                    self._compare_ranks()
                 # 3. Evaluate and save if due by step number or synchronised clock; the final evaluation and save come later.
                 points, self._points = self._points, self._points_by(elapsed)
                 due = self._evaluation_is_due() or (self._points > points and not self._at_end())
@@ -211,14 +217,15 @@ class Trainer:
         self._overflows = self._overflows + 1 if result.skipped else 0
         failed = self._overflows > MAX_OVERFLOWS or (result.skipped and not self.backend.uses_loss_scaling)
         if failed or not math.isfinite(result.loss):
-            if not self.backend.ranks.first:
-                raise PeerLost  # every rank fails here, and the first rank reports the error
+            ranks = [str(rank) for rank, loss in enumerate(result.rank_losses) if not math.isfinite(loss)]
+            on_rank = f" on rank {', '.join(ranks)}" if self.backend.ranks.world_size > 1 and ranks else ""
             what = "gradient" if math.isfinite(result.loss) else "loss"
             measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
             sound = "the weights were not updated and earlier checkpoints are intact"
-            what = f"the {what} is not finite at step {self.progress.step} ({measured}); {sound}:"
+            what = f"the {what} is not finite at step {self.progress.step}{on_rank} ({measured}); {sound}:"
             advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
-            raise RunError(what, Setting("optimizer.warmup_steps"), advice=advice)
+            raise NotFinite(what, Setting("optimizer.warmup_steps"), advice=advice)
+        self._rank_seconds.append(result.compute_seconds)
         self.progress.loss = result.loss
         report = self._report(result, plan, rank_batch)
         regular = report.step % self.config.tracking.log_every == 0
@@ -230,6 +237,15 @@ class Trainer:
             if log:
                 self.outputs.folder.record("train", asdict(report))
             self.reporter.step(report, log)
+
+    def _compare_ranks(self) -> None:
+        """Record percentiles of the seconds per step that each rank computed before it first waited for others."""
+        ranks = self.backend.ranks
+        own = np.quantile(self._rank_seconds or [0.0], (0.5, 0.95))
+        values = np.where(np.arange(ranks.world_size) == ranks.rank, own[:, None], 0.0)
+        p50, p95 = np.array_split(self.backend.maximum(values.ravel().tolist()), 2)
+        if self.outputs is not None:
+            self.outputs.folder.record("ranks", {"step": self.progress.step, "p50": p50.tolist(), "p95": p95.tolist()})
 
     def _report(self, result: StepResult, plan: StepPlan, read: RankBatch) -> StepReport:
         c, p = self.config, self.progress

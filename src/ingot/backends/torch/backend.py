@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,7 +28,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
-from ingot.backends.torch.collectives import Collectives, peers_present
+from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward, compiles, compiles_optimizer, uses_cuda_graphs
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device
@@ -78,7 +79,7 @@ class TorchBackend(TorchInference):
         precision = device.precision(t.precision)
         if device.kind != "cuda" or precision != "bf16":
             builders.stop()
-        self._group = Collectives(ranks, device)
+        self._group = Collectives(ranks, device, t)
         memory = torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
         kind, reason = choose(config, vocab_size, memory, ranks)
         dtype = DTYPES[precision] if precision == "bf16" else None
@@ -107,6 +108,7 @@ class TorchBackend(TorchInference):
         self._config = config
         self._stages: list[Tuned] = []  # the options that `tune` chose for each stage
         self._kernels: list[str] = []
+        self._computed: Any = 0.0  # when the last step began its last backward pass
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
         self._names = {parallel.local(p): name for name, p in model.named_parameters()}  # cached: takes 0.1 ms per layer
@@ -294,7 +296,7 @@ class TorchBackend(TorchInference):
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
         """Run one step. On a GPU this returns before the step has finished."""
-        tuned = self._stages[plan.stage]
+        tuned, self._group.step, began = self._stages[plan.stage], plan.step + 1, self._mark()
         # 1. Switch from the averaged weights, if in use, to the training weights, and seed the RNG from the step number.
         self._show(average=False)
         self._set(plan.model)
@@ -306,7 +308,7 @@ class TorchBackend(TorchInference):
             torch.mps.manual_seed(seed)
         # 2. Run forward and backward for each micro-batch; the last backward pass averages the gradients over the ranks.
         try:
-            loss = self._accumulate(batch, targets, plan.stage)
+            losses = self._accumulate(batch, targets, plan.stage)
         except torch.OutOfMemoryError:
             self._choices.keep({})
             raise RunError(
@@ -319,19 +321,21 @@ class TorchBackend(TorchInference):
         # 3. Compute the gradient norm and clip the gradients.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
-        norm = self.parallel.norm(self._names)
+        with self._group.peers_present("the gradient norm"):
+            norm = self.parallel.norm(self._names)
         overflow = ~torch.isfinite(norm)
         if self._config.optimizer.clip_norm:
             clip_grads_with_norm_(self._names, self._config.optimizer.clip_norm, norm)
         # 4. Update the weights, unless the loss or the gradient norm is not finite.
-        skipped = overflow | ~torch.isfinite(loss)
-        self._update(skipped, plan)
+        skipped = overflow | ~torch.isfinite(losses[0])
+        with self._group.peers_present("the optimizer step"):
+            self._update(skipped, plan)
         self._scale.update(overflow)
         self._forget_gradients()
-        return DeviceResult(torch.stack([loss, norm, skipped.float()]))
+        return DeviceResult(torch.cat([torch.stack([norm, skipped.float()]), losses]), began, self._computed)
 
     def _accumulate(self, batch: Batch, targets: int, stage: int) -> Tensor:
-        """Accumulate the gradients of the step's loss (the mean over its targets on all ranks) and return this loss."""
+        """Accumulate the gradients of the step's loss (the mean over its targets); return it and each rank's part of it."""
         rank_loss, tuned = torch.zeros((), device=self._device), self._stages[stage]
         passes = self._passes[stage] if self.parallel.sharded else math.ceil(len(batch) / tuned.micro_batch)
         for number in range(passes):
@@ -345,20 +349,31 @@ class TorchBackend(TorchInference):
             if self._cuda_graphs:  # the second pass copies the gradients of the first; later passes add to the copies
                 begin_pass(self._names if start == tuned.micro_batch else ())
             sync = self.parallel.accumulating(self._module, number == passes - 1)
-            with peers_present(), self._computing(tuned.attention), sync:
+            with self._group.peers_present("the gradient all-reduce"), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():  # some custom models return a scalar only for one-row batches
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
+                self._computed = self._mark()  # the last backward pass waits for the other ranks
                 # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
-        if self.ranks.world_size > 1:
-            with peers_present():
-                torch.distributed.all_reduce(rank_loss)
-        self.parallel.collect()
-        return rank_loss
+        with self._group.peers_present("the gradient all-reduce"):
+            self.parallel.collect()
+        if self.ranks.world_size == 1:
+            return rank_loss[None]
+        losses = torch.zeros(1 + self.ranks.world_size, device=self._device)
+        losses[0] = losses[1 + self.ranks.rank] = rank_loss
+        with self._group.peers_present("the loss all-reduce"):
+            torch.distributed.all_reduce(losses)
+        return losses
+
+    def _mark(self) -> Any:
+        """Return the current time or, on a GPU with several ranks, an event that records when the GPU gets here."""
+        if self.device.kind != "cuda" or self.ranks.world_size == 1:
+            return time.perf_counter()
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Update the weights and their average unless `skip`; on CUDA, built-in optimizers read `skip` without a host sync."""
@@ -375,6 +390,10 @@ class TorchBackend(TorchInference):
             optimizer.step()
         if self._average is not None and plan.ema_decay is not None:
             self._average.update(plan.ema_decay, skip)
+
+    def score(self, batch: Batch) -> float:
+        with self._group.peers_present("an evaluation"):
+            return super().score(batch)
 
     def _show(self, average: bool) -> None:
         """If `average`, switch to the averaged weights and the last stage's model settings, else back to the training weights."""

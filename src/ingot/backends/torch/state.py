@@ -238,13 +238,14 @@ class LossScale:
 
 
 class DeviceResult:
-    """A step's loss, gradient norm and skipped flag, which the device may still be computing; implements Pending (base.py).
+    """A step's gradient norm, skipped flag and losses, which the device may still be computing; implements Pending (base.py).
 
     On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. The
     end time is recorded only on a CPU, where the step has already ended when this object is created.
     """
 
-    def __init__(self, numbers: Tensor):
+    def __init__(self, numbers: Tensor, began: Any, computed: Any):
+        self._began, self._computed = began, computed
         self._numbers, self._ended = numbers, time.perf_counter() if numbers.device.type == "cpu" else None
         self._arrival: torch.cuda.Event | None = None
         if numbers.is_cuda:
@@ -254,8 +255,10 @@ class DeviceResult:
     def result(self) -> StepResult:
         if self._arrival is not None:
             self._arrival.synchronize()
-        loss, grad_norm, skipped = self._numbers.tolist()
-        return StepResult(loss, grad_norm, bool(skipped), self._ended)
+        grad_norm, skipped, loss, *rank_losses = self._numbers.tolist()
+        began, computed = self._began, self._computed
+        seconds = computed - began if isinstance(began, float) else began.elapsed_time(computed) / 1000
+        return StepResult(loss, grad_norm, bool(skipped), self._ended, rank_losses, seconds)
 
 
 # Files written by torch.save, and the AdamW state in them.
