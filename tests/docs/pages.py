@@ -42,6 +42,7 @@ ELSEWHERE = {
     "nproc_per_node 4": "needs four GPUs",
     "num_processes 4": "needs four GPUs",
     "--nnodes 2": "needs two machines; tests/cli/test_launch has it on one",
+    "--nnodes 1:3": "needs several machines; tests/cli/test_restarts has them as network namespaces",
     "bench.py": "needs a GPU for its 124M parameters; tests/compat/nanogpt has it small",
     "device mps": "needs a Mac",
     "benchmarks/": "a benchmark",
