@@ -38,6 +38,7 @@ from ingot.runtime.devices import DEVICES
 from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.remote import local_path
 from ingot.train.evaluation import open_tasks
 from ingot.train.reader import read_rank_batch
 from ingot.train.resume import (
@@ -206,7 +207,7 @@ def _check_output(config: Config, findings: Findings) -> Path | None:
     """Return the run folder, or None if it is not set; check that it can be written, without creating anything."""
     if config.training.output_dir is None:
         return None
-    folder = user_path(config.training.output_dir).absolute()
+    folder = local_path(config.training.output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     if folder.resolve() == Path(folder.anchor):
         why = "a run needs its own folder"
