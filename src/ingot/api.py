@@ -89,7 +89,7 @@ def train(
     resolved = sources.load() if recipe != RECIPE else None  # report config errors before showing progress
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
-        fetch_runs(resolved.config, shown.message)
+        fetch_runs(resolved.config)
         if (result := completed_result(resolved.config)) is not None:
             shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
             return result

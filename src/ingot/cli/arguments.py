@@ -43,10 +43,9 @@ ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("
 
 
 def _local_model(name: str) -> Path:
-    from ingot.console.entry import warn
     from ingot.runs.mirror import local_run
 
-    return local_run(name, warn) if is_url(name) else Path(name)
+    return local_run(name) if is_url(name) else Path(name)
 
 
 _model_path = typer.Argument(

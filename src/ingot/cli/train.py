@@ -71,7 +71,7 @@ def train(
     if not force:
         from ingot.train.resume import COMPLETE, completed_result, fetch_runs
 
-        fetch_runs(resolved.config, warn if ranks.first else lambda line: None)
+        fetch_runs(resolved.config)
         if (result := completed_result(resolved.config)) is not None:
             if ranks.first:
                 print_json(result) if as_json else _print_result(result, limit)
@@ -116,7 +116,7 @@ def _settings_of_run(name: str, given: Mapping[str, Any], report: Callable[[str]
     own = {"training.output_dir": name, "training.resume": "auto"}
     for setting in own.keys() & given.keys():
         raise ConfigError(f"{setting} cannot be set when {name} is resumed; leave out either {setting} or the run")
-    folder = local_run(name, report)
+    folder = local_run(name)
     run = Run.open(folder)
     last = RunFolder(folder).environment()
     besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user

@@ -60,7 +60,7 @@ class Remote:
             return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def download(self, name: str, path: Path, sha256: str | None = None) -> None:
-        """Download a file, unless `path` already has the checksum; raise ValueError if the downloaded file has another one."""
+        """Download a file and verify its checksum, unless `path` has that checksum already."""
         if sha256 is not None and path.is_file() and file_sha256(path) == sha256:
             return
         temporary = temporary_beside(path)
@@ -69,7 +69,7 @@ class Remote:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fs.get_file(f"{self._root}/{name}", str(temporary))
             if sha256 is not None and file_sha256(temporary) != sha256:
-                raise ValueError(f"{self.url}/{name} is damaged: its checksum does not match")
+                raise self._error(f"{self.url}/{name} is damaged: its checksum does not match; restore or delete it")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -91,5 +91,5 @@ class Remote:
             yield
         except Exception as failure:  # every storage library has its own exceptions
             reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
-            what, advice = f"cannot {action} {self.url}/{name}", "check the URL, the network and the credentials"
+            what, advice = f"cannot {action} {self.url}/{name}".rstrip("/"), "check the URL, the network and the credentials"
             raise self._error(f"{what}: {reason}", advice=advice) from failure

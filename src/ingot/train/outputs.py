@@ -111,10 +111,6 @@ class RunOutputs:
     saver: Saver
     mirror: RunMirror | None = None  # copies the folder to training.output_dir, if that is a URL
 
-    def expected_seconds(self, parameters: int) -> float:
-        """Return the expected duration of a save, including its upload."""
-        return self.saver.expected_seconds(parameters) + (self.mirror.longest_seconds if self.mirror is not None else 0.0)
-
 
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
@@ -179,7 +175,7 @@ def open_outputs(
     }
     mirror = None
     if is_url(url := config.training.output_dir or ""):
-        mirror = RunMirror(url, folder.path, config.training, reporter.message)
+        mirror = RunMirror(url, folder.path, config.training)
         mirror.sync()
         stack.callback(mirror.wait)
     heartbeat = stack.enter_context(Heartbeat(folder.path, config.tracking.heartbeat_seconds, reporter.message, **state))
@@ -188,7 +184,7 @@ def open_outputs(
         heartbeat.update(checkpoint=path.name)
         reporter.saved(path, kind)
         if mirror is not None:
-            mirror.request()
+            mirror.request(reporter.message)
 
     saver = Saver(folder.checkpoints, config.training, saved, reporter.message)
     stack.callback(saver.wait)

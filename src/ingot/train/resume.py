@@ -285,13 +285,13 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
             check_fits(find_checkpoint(path), facts)
 
 
-def fetch_runs(config: Config, notify: Callable[[str], None]) -> None:
+def fetch_runs(config: Config) -> None:
     """Download the runs at the URLs in training.output_dir and training.resume; finish the upload of a completed run."""
     training = config.training
     for name in filter(is_url, filter(None, (training.output_dir, training.resume))):
-        folder = local_run(name, notify)
+        folder = local_run(name)
         if name == training.output_dir and completed_result(config) is not None and ranks_from_environment().first:
-            RunMirror(name, folder, training, notify).sync()
+            RunMirror(name, folder, training).sync()
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:

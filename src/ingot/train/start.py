@@ -78,7 +78,7 @@ def run(
                 reporter = MultiReporter(reporter, LineReporter(folder.log))
                 checkpoint = find_state(config, folder, facts, reporter.message)
                 outputs = open_outputs(resolved, folder, checkpoint, reporter, stack)
-                shutdown.watch(folder.stop_path, walltime, partial(outputs.expected_seconds, backend.parameters))
+                shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
                 if walltime is not None:
                     reporter.message(f"{walltime}; the session saves and stops before then")
             except IngotError as error:

@@ -65,12 +65,13 @@ def fetch(url: str) -> Path:
         if is_sound(folder) and manifest.read_bytes() == content:
             return folder
         try:
-            for split in Manifest.model_validate_json(content).splits.values():
-                files = {shard.file: shard.sha256 for shard in split.shards}
-                for name, sha256 in {**files, split.document_index: split.document_index_sha256}.items():
-                    remote.download(name, folder / name, sha256)
-        except ValueError as damaged:
-            raise DataError(f"{url} is damaged: {damaged}") from None
+            splits = Manifest.model_validate_json(content).splits.values()
+        except ValueError:
+            raise DataError(f"{url}/{MANIFEST} is damaged; upload the prepared folder again") from None
+        for split in splits:
+            files = {shard.file: shard.sha256 for shard in split.shards}
+            for name, sha256 in {**files, split.document_index: split.document_index_sha256}.items():
+                remote.download(name, folder / name, sha256)
         write_atomically(manifest, content)  # last: the copy is complete
     return folder
 
