@@ -45,6 +45,7 @@ from ingot.train.resume import (
     changes,
     check_initial_weights,
     facts_of,
+    fetch_runs,
     load_initial_weights,
     refuse_lost,
     refuse_occupied,
@@ -230,6 +231,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # an error if no older checkpoint is left
 
     try:
+        fetch_runs(config)
         if resume == "never" and output is not None:
             refuse_occupied(output)
         if (theirs := foreign_checkpoint(resume, output)) is not None:

@@ -5,6 +5,7 @@ checkpoint.json is uploaded last and deleted first, so that an interrupted copy 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,6 @@ class RunMirror:
     def __init__(self, url: str, folder: Path, training: TrainingSection) -> None:
         self._folder, self._training = folder, training
         self._remote, self._pool = Remote(url, CheckpointError), ThreadPoolExecutor(1, "upload")
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of each uploaded file
 
     def request(self, report: Callable[[str], None]) -> None:
         """Copy the folder after the copies requested earlier, which is fast if they leave nothing to upload."""
@@ -77,7 +77,9 @@ class RunMirror:
         files, local = self._remote.sizes(), saved_steps(self._folder / "checkpoints")
         # Metrics are uploaded before checkpoints, because a resumed run drops all metrics after its checkpoint.
         for path in (path for pattern in COPIED for path in self._folder.glob(pattern)):
-            self._upload(path)
+            name = path.relative_to(self._folder).as_posix()
+            if name not in files or path.parent.name != "samples":  # samples never change
+                self._remote.upload(path, name)
         for path in local.values():
             try:
                 self._upload_checkpoint(path, files)
@@ -97,17 +99,9 @@ class RunMirror:
         index = f"checkpoints/{path.name}/{INDEX}"
         if index in files and self._remote.read(index) == (path / INDEX).read_bytes():
             return
-        changed = [file for file in path.glob("*.safetensors") if self._uploaded.get(file) != _version(file)]
-        if changed and index in files:
+        uploaded = json.loads(self._remote.read(index))["files"] if index in files else {}
+        changed = [file for file, entry in read_index(path)["files"].items() if uploaded.get(file) != entry]
+        if changed and uploaded:
             self._remote.delete([index])
-        for file in (*changed, path / INDEX):
-            self._upload(file)
-
-    def _upload(self, path: Path) -> None:
-        if self._uploaded.get(path) != (version := _version(path)):
-            self._remote.upload(path, path.relative_to(self._folder).as_posix())
-            self._uploaded[path] = version
-
-
-def _version(path: Path) -> tuple[int, int]:
-    return (stat := path.stat()).st_size, stat.st_mtime_ns
+        for file in (*changed, INDEX):
+            self._remote.upload(path / file, f"checkpoints/{path.name}/{file}")
