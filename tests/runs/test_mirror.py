@@ -25,7 +25,6 @@ from ingot.runs.mirror import RunMirror, local_run
 from ingot.runtime.files import user_path
 from ingot.runtime.remote import local_path
 
-
 Machine = Callable[[str], Path]
 
 
@@ -117,6 +116,19 @@ def test_a_run_at_a_url_generates_and_resumes_by_its_url(store: Store, ingot: In
     assert "checkpoints/step-00000044/checkpoint.json" in store.files("run")
     fetched = ingot("train", "--resume", url, "--training.max_steps", 44, INGOT_CACHE=f"{cache}-2", **store.environment)
     assert "is complete" in fetched.stderr
+
+
+def test_a_run_that_starts_from_a_run_at_a_url_resumes_on_another_machine(
+    ingot: Ingot, data: Path, reference: Path, tmp_path: Path
+):
+    store = Store(f"file://{tmp_path}/bucket", {})
+    settings = {"training__resume": store.put(reference, "run"), "training__max_steps": 44}
+    words = train_words(data, f"{store.url}/copy", **settings)
+    first = ingot(*words, INGOT_CACHE=str(tmp_path / "first"))
+    assert "starting from the state of" in first.stderr and "resumed_at step 40" in first.stderr
+    shutil.rmtree(tmp_path / "bucket/copy/checkpoints/step-00000044")
+    again = ingot(*words, INGOT_CACHE=str(tmp_path / "second"))
+    assert "starting from" not in again.stderr and "resumed_at step 40" in again.stderr
 
 
 def test_a_truncated_remote_checkpoint_is_refused(store: Store, ingot: Ingot, reference: Path, tmp_path: Path):
