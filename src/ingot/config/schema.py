@@ -399,7 +399,7 @@ class TrainingSection(Section):
     resume: Literal["auto", "never"] | str = Field(
         "auto",
         description="auto: resume from the newest valid checkpoint in output_dir, if there is one. never: fail if output_dir has "
-        "checkpoints. The path of a checkpoint, or the path or URL of another run: copy its state into output_dir and resume there.",
+        "checkpoints. The path of a checkpoint or the path or URL of another run: copy its state to output_dir and resume there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
