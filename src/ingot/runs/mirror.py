@@ -6,6 +6,7 @@ checkpoint.json is uploaded last and deleted first, so that an interrupted copy 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,13 @@ from pathlib import Path
 from ingot.config.schema import TrainingSection
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import read_index, read_kind, to_keep
-from ingot.runs.folder import INDEX, MODEL_COPY, PARTIAL, STOP, WRITTEN, Kind, saved_steps, step_of
+from ingot.runs.folder import INDEX, MODEL_COPY, PARTIAL, STOP, WRITTEN, Kind, saved_steps
 from ingot.runs.state import STATE
 from ingot.runtime.files import is_url
 from ingot.runtime.remote import Remote, local_path, staging
 
 COPIED = sorted({*WRITTEN, MODEL_COPY} - {STATE, STOP})  # patterns of the files to copy, besides checkpoints
+_FILE = re.compile(r"checkpoints/step-(\d{8,})/([^/]+)")
 
 
 def local_run(name: str) -> Path:
@@ -46,7 +48,7 @@ def local_run(name: str) -> Path:
 
 def _remote_steps(files: Iterable[str]) -> set[int]:
     """Return the steps of the complete checkpoints among the files of a run."""
-    return {step_of(Path(name).parent) for name in files if fnmatch(name, f"checkpoints/step-*/{INDEX}")}
+    return {int(match[1]) for match in map(_FILE.fullmatch, files) if match is not None and match[2] == INDEX}
 
 
 class RunMirror:
@@ -91,7 +93,7 @@ class RunMirror:
             kinds |= {step: read_kind(path) for step, path in local.items()}
             kept = {step for step, _ in to_keep(sorted(kinds.items()), self._training.keep_last, self._training.keep_every)}
             kept |= {*local, read_index(local[max(local)])["progress"].get("best_step")}
-            steps = {name: step_of(Path(name).parent) for name in files if fnmatch(name, "checkpoints/step-*/*")}
+            steps = {name: int(match[1]) for name in files if (match := _FILE.fullmatch(name))}
             old = [name for name, step in steps.items() if step < max(local) and step not in kept]
             self._remote.delete(sorted(old, key=lambda name: not name.endswith(INDEX)))
 

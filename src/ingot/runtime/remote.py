@@ -52,7 +52,8 @@ class Remote:
         with self._reaching("list", ""):
             self._fs.invalidate_cache()
             files = self._fs.find(self._root, detail=True)
-        return {path[len(self._root) :].lstrip("/"): entry["size"] for path, entry in files.items()}
+        # A name with .. would lead out of the staging folder.
+        return {path[len(self._root) :].lstrip("/"): entry["size"] for path, entry in files.items() if "/../" not in path}
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
