@@ -20,6 +20,7 @@ from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import for_reader, print_columns, print_json
 from ingot.console.progress import duration, make_reporter, work_line
 from ingot.errors import Change, ConfigError, RunError
+from ingot.runtime.files import is_url, user_path
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
@@ -38,7 +39,7 @@ def train(
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
     stop_exit_code: StopExitCode = 0,
-    resume: Annotated[Path | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
+    resume: Annotated[str | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
     force: Annotated[bool, Option("--force", help="Delete the run in training.output_dir and start from scratch.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -57,9 +58,9 @@ def train(
     settings = given_settings(ctx, skip=int(word is not None))
     if word is not None and resume is not None:
         raise ConfigError(f"--resume {resume} and {word} both name a run; keep one")
-    if word is not None and not Path(word).is_dir():
+    if word is not None and not is_url(word) and not Path(word).is_dir():
         raise ConfigError(f"{word} is not a run folder; did you mean the recipe --recipe {word}, or the file --config {word}?")
-    run_folder = Path(word) if word is not None else resume
+    run_folder = word if word is not None else resume
     if run_folder is not None:
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
@@ -75,8 +76,9 @@ def train(
         resolved = resolve_config(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     limit = resolved.config.budget.artifact_bytes
     if not force:
-        from ingot.train.resume import COMPLETE, completed_result
+        from ingot.train.resume import COMPLETE, completed_result, fetch_runs
 
+        fetch_runs(resolved.config)
         if (result := completed_result(resolved.config)) is not None:
             if ranks.first:
                 print_json(result) if as_json else _print_result(result, limit)
@@ -119,27 +121,29 @@ def train(
 def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> Path:
     """Return the run folder for all starts of the ranks; create one if none is set."""
     from ingot.runs.folder import new_run_dir
-    from ingot.runtime.files import user_path
+    from ingot.runtime.remote import local_path
 
     folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
     if resume == "never" or (nnodes > 1 and (force or folder is None)):
         raise ConfigError(
             "--max-restarts excludes training.resume=never and, with --nnodes, needs training.output_dir, not --force"
         )
-    return user_path(folder) if folder is not None else new_run_dir(resolved.recipe)
+    return local_path(folder) if folder is not None else new_run_dir(resolved.recipe)
 
 
-def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
+def _settings_of_run(name: str, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
     """Return the settings of a run with overrides applied; report edits to its config.yaml since the newest checkpoint."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
+    from ingot.runs.mirror import local_run
     from ingot.runs.view import Run
     from ingot.runtime.files import file_sha256
     from ingot.train.resume import decisive_settings, saved_config
 
-    own = {"training.output_dir": str(folder), "training.resume": "auto"}
-    for name in own.keys() & given.keys():
-        raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave out either {name} or the run")
+    own = {"training.output_dir": name, "training.resume": "auto"}
+    for setting in own.keys() & given.keys():
+        raise ConfigError(f"{setting} cannot be set when {name} is resumed; leave out either {setting} or the run")
+    folder = local_run(name)
     run = Run.open(folder)
     last = RunFolder(folder).environment()
     besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user
@@ -214,7 +218,7 @@ def sweep(
             defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep does not compare its score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
-    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
+    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), user_path(output), resolve, score)
     began: dict[Path, float] = {}
     try:
         with work_line("sweep", "runs") as (say, show):

@@ -36,8 +36,9 @@ class DataSection(Section):
     path: str = Field(
         "sample:shakespeare",
         description="Training data: a folder made by `ingot data prepare`; a folder with train/BUCKET/ and val/BUCKET/ that "
-        "contain .bin and .idx or .jsonl files; a single .jsonl or .txt file; or sample:shakespeare, a text that comes with the "
-        "package. sample:shakespeare+bpe:2048 also names the tokenizer to use if data.tokenizer is null.",
+        "contain .bin and .idx or .jsonl files; a single .jsonl or .txt file; the URL of a prepared folder (s3://, gs://); or "
+        "sample:shakespeare, a text that comes with the package. sample:shakespeare+bpe:2048 also names the tokenizer to use if "
+        "data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
@@ -408,12 +409,13 @@ class TrainingSection(Section):
         "resumes from a checkpoint.",
     )
     output_dir: str | None = Field(
-        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in this folder is resumed."
+        None,
+        description="The run folder or its URL (s3://, gs://). null: runs/<recipe>-<time>. An unfinished run there is resumed.",
     )
     resume: Literal["auto", "never"] | str = Field(
         "auto",
         description="auto: resume from the newest valid checkpoint in output_dir, if there is one. never: fail if output_dir has "
-        "checkpoints. The path of a checkpoint or of another run: copy its state into output_dir and resume from there.",
+        "checkpoints. The path of a checkpoint or the path or URL of another run: copy its state to output_dir and resume there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

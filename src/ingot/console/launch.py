@@ -85,7 +85,7 @@ def launch(
                     env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
+                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no other thread is working yet
                 )
                 ranks.append(rank)
         except (OSError, subprocess.SubprocessError) as error:

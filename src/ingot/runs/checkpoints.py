@@ -335,7 +335,7 @@ def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> P
     If the same command has already started this run from the named checkpoint, return the path of `newest` to resume the run.
     """
     path = named_path(resume, run)
-    if newest is not None and started_from(newest, path):
+    if newest is not None and (started_from(newest, path) or newest.progress.get("resumed_from") == resume):
         return newest.path
     if not path.exists():
         raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", resume), advice=NAME_A_CHECKPOINT)

@@ -20,9 +20,11 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import load_checkpoint
+from ingot.runs.mirror import local_run
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
 from ingot.runs.tracking import Tracking
+from ingot.runtime.files import is_url
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
@@ -89,7 +91,10 @@ def run(
         if "exit_code" in outcome:
             raise PeerLost(outcome["exit_code"])
         if outcome["checkpoint"] is not None and checkpoint is None:
-            checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
+            path = Path(outcome["checkpoint"])
+            if is_url(url := config.training.output_dir or ""):  # this machine has its own copy of the run
+                path = local_run(url) / "checkpoints" / path.name
+            checkpoint = load_checkpoint(path)
         progress = Progress()
         if checkpoint is not None:
             progress = read_progress(checkpoint)
@@ -138,6 +143,9 @@ def run(
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
         backend.close()  # only if training succeeded: otherwise other ranks might exit before this one reports its error
+        if outputs is not None and outputs.mirror is not None:
+            outputs.mirror.wait()
+            outputs.mirror.sync()
     return result
 
 
