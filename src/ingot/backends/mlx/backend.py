@@ -114,6 +114,7 @@ class MLXBackend(MLXInference):
         outline, initial, self._groups = draw(config, vocab_size)
         super().__init__(config, outline, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self.load_weights(initial, "the initial model")
+        self.notes: list[str] = []
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
