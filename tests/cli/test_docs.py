@@ -179,9 +179,8 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         name, _, heading = target.partition("#")
         file = page.parent / name if name else page
         assert file.exists(), f"{page.name} links to {target}"
-        headings = {
-            re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.+)", file.read_text(), re.M)
-        }
+        lines = re.findall(r"^#+ (.+)", file.read_text(errors="replace"), re.M)
+        headings = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
         assert not heading or heading in headings, f"{page.name} links to {target}"
 
 
