@@ -1,0 +1,189 @@
+"""The transformers side of an exported model: its config class, its model class and its key-value cache.
+
+artifact/model_code.py puts this code below the code of a model, so that transformers loads an exported folder without Ingot.
+Rows that are padded on the left are moved to the left edge before they reach the model, because a model counts positions from
+there; in the cache, each row then has its own length.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+Model: Any = nn.Module  # the class of the exported model
+
+
+class IngotConfig(PretrainedConfig):
+    """The arguments of Model: `settings` (only those that it takes) and `extra`; its method `set` is called with `numbers`."""
+
+    model_type = "ingot"
+
+    def __init__(self, settings: Any = None, extra: Any = None, numbers: Any = None, **kwargs: Any):
+        self.settings, self.extra, self.numbers = settings or {}, extra or {}, numbers or {}
+        super().__init__(**kwargs)
+
+
+class IngotCache:
+    """The key-value cache of all layers. `lengths` (B) is the number of tokens per row if rows are padded on the left."""
+
+    is_compileable = False
+
+    def __init__(self, layers: list[Any]):
+        self.layers, self.length = layers, 0
+        self.lengths: Tensor | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of cached tokens per row, padding included."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select rows of the cache, for beam search."""
+        self.lengths = self.lengths if self.lengths is None else self.lengths[beam_idx]
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys[beam_idx], layer.values[beam_idx]
+
+
+def left_padding(mask: Tensor | None) -> Tensor | None:
+    """Return the number of padding tokens (B) before each row, or None if no row has any."""
+    if mask is None or mask.dim() == 2 and bool(mask[:, 0].all()) and bool((mask[:, 1:] <= mask[:, :-1]).all()):
+        return None
+    starts = nn.functional.pad(mask.long(), (1, 0)).diff() > 0 if mask.dim() == 2 else None  # (B, S)
+    if starts is None or bool((starts.sum(1) != 1).any()):
+        raise ValueError("the ones of each row of attention_mask must be contiguous; pad on the left to generate")
+    return starts.int().argmax(1)
+
+
+def rolled(x: Tensor, by: Tensor) -> Tensor:
+    """Rotate row i of x (B, T, ...) by by[i] tokens to the left."""
+    index = (torch.arange(x.size(1), device=x.device) + by[:, None]) % x.size(1)
+    return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def cast_output(dtype: torch.dtype, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Cast the output of a module, as a forward hook."""
+    return output.to(dtype)
+
+
+class IngotForCausalLM(PreTrainedModel, GenerationMixin):
+    """A model trained by Ingot."""
+
+    config_class = IngotConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        parameters = inspect.signature(Model).parameters.values()
+        names = {p.name for p in parameters}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        given = {name: value for name, value in config.settings.items() if takes_all or name in names}
+        with torch.device("cpu"):  # from_pretrained builds on the meta device, but rotary tables and buffers need values
+            self.model = Model(**given, **config.extra)
+        if config.numbers:
+            self.model.set(**config.numbers)
+        self.context = getattr(self.model, "context", None) or config.max_position_embeddings
+        self.caches = all(hasattr(self.model, name) for name in ("new_cache", "hidden", "logits"))
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding) and module.weight.dtype != torch.get_default_dtype():
+                # from_pretrained loads all weights in one dtype, but the dtype of the embedding is that of the residual stream.
+                module.register_forward_hook(partial(cast_output, module.weight.dtype))
+            module.fixed = {name: module._buffers[name].clone() for name in module._non_persistent_buffers_set}
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        for name, value in getattr(module, "fixed", {}).items():  # from_pretrained drops the values of these buffers
+            module._buffers[name].copy_(value)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the model has its own cache
+
+    def get_input_embeddings(self) -> Any:
+        """Return the token embedding."""
+        return next((module for module in self.model.modules() if isinstance(module, nn.Embedding)), None)
+
+    def get_output_embeddings(self) -> Any:
+        """Return the output head, or None if it is tied to the embedding."""
+        return getattr(self.model, "lm_head", None)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: IngotCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return logits (B, T, V) and, if asked for, the loss of `labels` (-100: ignored) and the key-value cache."""
+        cache, model = past_key_values, self.model
+        if cache is not None and not isinstance(cache, IngotCache):
+            raise ValueError("past_key_values must be that of an earlier output of this model; leave it out in the first call")
+        rotation = getattr(model, "rotation", None)
+        if rotation is not None and rotation._cos.device != input_ids.device:
+            rotation._fill(input_ids.device)
+        padding = left_padding(attention_mask)
+        if cache is None and use_cache and self.caches:
+            layers = model.new_cache(len(input_ids))
+            if padding is None or hasattr(layers[0], "position"):
+                cache = IngotCache(layers)
+        if cache is not None and cache.lengths is not None:
+            x = self._next_token(input_ids, cache)
+        else:
+            padding = None if cache is not None and cache.length else padding
+            tokens = input_ids if padding is None else rolled(input_ids, padding)
+            if not self.caches:
+                x = model(tokens)
+            else:
+                x = model.hidden(tokens) if cache is None else model.hidden(tokens, cache.layers)
+            x = x if padding is None else rolled(x, -padding)
+            if cache is not None:
+                cache.length += input_ids.size(1)
+                cache.lengths = None if padding is None else cache.length - padding
+        x = x[:, -logits_to_keep:]
+        logits = model.logits(x) if self.caches else x
+        loss = None
+        if labels is not None:
+            items = kwargs.get("num_items_in_batch")
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.size(-1), num_items_in_batch=items)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return output.to_tuple() if return_dict is False else output
+
+    def _next_token(self, tokens: Tensor, cache: IngotCache) -> Tensor:
+        """Return the hidden states (B, 1, C) of one more token per row, each row at its own position."""
+        if tokens.size(1) != 1:
+            raise ValueError("continue a batch that is padded on the left by one token at a time")
+        assert cache.lengths is not None
+        for layer in cache.layers:
+            layer.reserve(int(cache.lengths.max()) + 1)
+            layer.position = cache.lengths
+        try:
+            x = self.model.hidden(tokens, cache.layers)
+        finally:
+            for layer in cache.layers:
+                layer.position = None
+        cache.length, cache.lengths = cache.length + 1, cache.lengths + 1
+        return x
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the inputs of the next forward pass: the tokens not yet cached, or, beyond the context, its last tokens."""
+        if input_ids.size(1) > self.context:  # each new token now shifts the positions of all others
+            mask = attention_mask if attention_mask is None else attention_mask[:, -self.context :]
+            return {"input_ids": input_ids[:, -self.context :], "attention_mask": mask, "use_cache": False, "logits_to_keep": 1}
+        start = past_key_values.get_seq_length() if past_key_values is not None else 0
+        inputs = {"input_ids": input_ids[:, start:], "past_key_values": past_key_values, "attention_mask": attention_mask}
+        return {**inputs, "use_cache": use_cache, "logits_to_keep": 1}
