@@ -13,15 +13,19 @@ import re
 import sys
 import textwrap
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ingot
+from ingot.artifact.huggingface import CARD, CODE, INGOT, LLAMA_SIZES, write_folder
 from ingot.errors import ConfigError
 from ingot.model import settings as model_settings
 from ingot.model.settings import ModelSettings
 from ingot.runtime.machine import made_by
+from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord
 
 PREFIX, TEMPLATE = "ingot.model.", "ingot.model.for_transformers"
 CLASSES = {"gpt2": "GPT2", "llama": "Llama", "golf": "Golf", "frontier": "Frontier"}
@@ -33,6 +37,38 @@ UNUSED: dict[str, Any] = {
 }  # fmt: skip
 UNUSED_TYPES = ("BlockMask", "Boundaries")
 ALWAYS = re.compile(r"__\w+__|forward|_apply")  # methods that Python or torch calls
+
+
+def write_model_with_code(
+    folder: Path,
+    records: Sequence[TensorRecord],
+    settings: Mapping[str, Any],
+    stages: Sequence[Mapping[str, float]],
+    file: Path | None,
+    tokenizer: Mapping[str, Any] | None,
+    scoring: Mapping[str, Any] | None = None,
+    card: str | None = None,
+) -> int:
+    """Write a model of any family with its code, for transformers, and return the size of the files in bytes.
+
+    `settings` is a complete `model` section with the vocabulary size, `stages` what each stage set, `file` the Python file
+    of a custom model. For the other parameters, see huggingface.write_model.
+    """
+    given = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
+    config = {
+        "architectures": ["IngotForCausalLM"],
+        "auto_map": {"AutoConfig": "modeling_ingot.IngotConfig", "AutoModelForCausalLM": "modeling_ingot.IngotForCausalLM"},
+        "model_type": INGOT,
+        **{theirs: settings[ours] for ours, theirs in LLAMA_SIZES.items() if ours != "inner_width"},
+        "settings": given,
+        "extra": settings.get("settings", {}),
+        "stages": [dict(numbers) for numbers in stages if numbers],
+        "tie_word_embeddings": False,  # a tied head is not a parameter
+        "torch_dtype": FLOATS[max((r.dtype for r in records if r.dtype in FLOATS), key=ITEM_BYTES.__getitem__)],
+    }
+    stored = [replace(record, name=f"model.{record.name}") for record in records]
+    texts = {CODE: model_code(settings["family"], file), CARD: card}
+    return write_folder(folder, stored, config, settings["context"], tokenizer, scoring, texts)
 
 
 def model_code(family: str, file: Path | None = None) -> str:

@@ -20,12 +20,12 @@ Model: Any = nn.Module  # the class of the exported model
 
 
 class IngotConfig(PretrainedConfig):
-    """The arguments of Model: `settings` (only those that it takes) and `extra`; its method `set` is called with `numbers`."""
+    """The arguments of Model: `settings` (only those that it takes) and `extra`. `stages` are values for its method `set`."""
 
     model_type = "ingot"
 
-    def __init__(self, settings: Any = None, extra: Any = None, numbers: Any = None, **kwargs: Any):
-        self.settings, self.extra, self.numbers = settings or {}, extra or {}, numbers or {}
+    def __init__(self, settings: Any = None, extra: Any = None, stages: Any = None, **kwargs: Any):
+        self.settings, self.extra, self.stages = settings or {}, extra or {}, stages or []
         super().__init__(**kwargs)
 
 
@@ -51,7 +51,7 @@ class IngotCache:
 
 def left_padding(mask: Tensor | None) -> Tensor | None:
     """Return the number of padding tokens (B) before each row, or None if no row has any."""
-    if mask is None or mask.dim() == 2 and bool(mask[:, 0].all()) and bool((mask[:, 1:] <= mask[:, :-1]).all()):
+    if mask is None or (mask.dim() == 2 and bool(mask[:, 0].all()) and bool((mask[:, 1:] <= mask[:, :-1]).all())):
         return None
     starts = nn.functional.pad(mask.long(), (1, 0)).diff() > 0 if mask.dim() == 2 else None  # (B, S)
     if starts is None or bool((starts.sum(1) != 1).any()):
@@ -84,8 +84,8 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         given = {name: value for name, value in config.settings.items() if takes_all or name in names}
         with torch.device("cpu"):  # from_pretrained builds on the meta device, but rotary tables and buffers need values
             self.model = Model(**given, **config.extra)
-        if config.numbers:
-            self.model.set(**config.numbers)
+        for numbers in config.stages:
+            self.model.set(**numbers)
         self.context = getattr(self.model, "context", None) or config.max_position_embeddings
         self.caches = all(hasattr(self.model, name) for name in ("new_cache", "hidden", "logits"))
         for module in self.model.modules():
