@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ingot
 from ingot.artifact.huggingface import CARD, CODE, INGOT, LLAMA_SIZES, write_folder
 from ingot.errors import ConfigError
 from ingot.model import settings as model_settings
@@ -35,6 +34,7 @@ UNUSED: dict[str, Any] = {
     "counts_windows": False, "fused_gate": False, "fused_mlp": False, "fused_qkv": False, "fused_rotary": False,
     "fused_scales": False, "fused_stream": False, "uses_flash": False, "flex_supported": False,
 }  # fmt: skip
+PASSED = {"documents", "targets", "form"}  # of these, the ones that custom models may pass on to our functions
 UNUSED_TYPES = ("BlockMask", "Boundaries")
 ALWAYS = re.compile(r"__\w+__|forward|_apply")  # methods that Python or torch calls
 
@@ -102,6 +102,8 @@ class _Module:
         self.imports = {alias.asname or alias.name: (node, alias) for node in imports for alias in node.names}
         docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
         if self.ours:
+            if not name.startswith(PREFIX) and (used := sorted(_names(tree) & UNUSED.keys() - PASSED)):
+                raise ConfigError(f"{name} uses the name {used[0]}, which the exported code must not contain; rename it")
             _Pruner().visit(tree)
         self.body = [node for node in tree.body if node not in docstring and not isinstance(node, ast.Import | ast.ImportFrom)]
         self.names = {name: node for node in self.body for name in _bound(node)}
@@ -124,7 +126,7 @@ class _Collector:
         if name not in self.modules:
             if not name.startswith(PREFIX):
                 raise ConfigError(f"a custom model that imports {name} cannot be exported; import only from {PREFIX}*")
-            path = Path(ingot.__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+            path = Path(model_settings.__file__).parent.joinpath(*name.split(".")[2:]).with_suffix(".py")
             self.modules[name] = _Module(name, path.read_text(encoding="utf-8"))
         return self.modules[name]
 
@@ -160,9 +162,9 @@ class _Collector:
                 self.plain.add(text)
             elif node.module != "__future__":
                 self.parts["." * node.level + (node.module or "")].add(text)
-        elif (node := module.names.get(name)) is not None and node not in self.kept[module.name]:
-            self.keep(module, node)
-            self.use_class(module, node) if isinstance(node, ast.ClassDef) else self.use(module, node)
+        elif (found := module.names.get(name)) is not None and found not in self.kept[module.name]:
+            self.keep(module, found)
+            self.use_class(module, found) if isinstance(found, ast.ClassDef) else self.use(module, found)
 
     def use(self, module: _Module, tree: ast.AST) -> None:
         """Collect what a piece of code refers to."""
@@ -217,6 +219,10 @@ class _Collector:
                 lines += [*[""] * (0 if small else 2), *block]
                 before = node
         return lines
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {str(getattr(node, key)) for node in ast.walk(tree) for key in ("id", "attr", "arg", "name") if hasattr(node, key)}
 
 
 def _is_ours(node: ast.stmt) -> bool:
@@ -372,7 +378,7 @@ def _head(node: ast.stmt) -> str:
 
 def _lines(node: Any, indent: int, branch: str = "if") -> list[str]:
     """Return the lines of a statement, indented by `indent` spaces."""
-    source = getattr(node, "source", None)
+    source: Any = getattr(node, "source", None)
 
     def shifted(first: int, end: int) -> list[str]:
         return [" " * indent + line[node.col_offset :] if line.strip() else "" for line in source.lines[first:end]]
@@ -385,15 +391,15 @@ def _lines(node: Any, indent: int, branch: str = "if") -> list[str]:
         if _head(node) == source.head:
             lines = shifted(source.first, source.head_end)
         else:
-            alone = copy.copy(node)
+            alone: Any = copy.copy(node)
             alone.body, alone.orelse = [ast.Pass()], []
             lines = textwrap.indent(ast.unparse(alone), " " * indent).splitlines()[:-1]
             if isinstance(node, ast.FunctionDef):  # as formatters write it, and without what the docstring says of parameters
                 lines[-1:] = _wrapped(re.sub(r"(: [^,:=]+)=", r"\1 = ", lines[-1]))
                 node.body[0] = _first_paragraph(node.body[0])
         for i, member in enumerate(sorted(node.body, key=lambda member: member.lineno)):
-            spaced = i and getattr(member, "source", None) is not None and member.source.spaced
-            lines += [*[""] * bool(spaced), *_lines(member, indent + 4)]
+            spaced = i > 0 and getattr(getattr(member, "source", None), "spaced", False)
+            lines += [*[""] * spaced, *_lines(member, indent + 4)]
         if orelse := getattr(node, "orelse", []):
             if len(orelse) == 1 and isinstance(orelse[0], ast.If):
                 lines += _lines(orelse[0], indent, "elif")

@@ -92,12 +92,12 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
             if isinstance(module, nn.Embedding) and module.weight.dtype != torch.get_default_dtype():
                 # from_pretrained loads all weights in one dtype, but the dtype of the embedding is that of the residual stream.
                 module.register_forward_hook(partial(cast_output, module.weight.dtype))
-            module.fixed = {name: module._buffers[name].clone() for name in module._non_persistent_buffers_set}
+            module.fixed = {name: module.get_buffer(name).clone() for name in module._non_persistent_buffers_set}
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         for name, value in getattr(module, "fixed", {}).items():  # from_pretrained drops the values of these buffers
-            module._buffers[name].copy_(value)
+            module.get_buffer(name).copy_(value)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
