@@ -38,7 +38,7 @@ def model_card(
     code = ["The code of the model is in `modeling_ingot.py`; it needs torch and transformers, but not Ingot.", ""]
     load = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}"{arguments})',
         f'model = AutoModelForCausalLM.from_pretrained("{name}"{arguments})',
         'tokens = tokenizer("Once upon a time", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))",

@@ -180,7 +180,7 @@ class _Collector:
 
     def use_class(self, module: _Module, node: ast.ClassDef) -> None:
         """Collect what a class needs. Members that nothing refers to so far are parked."""
-        members, node.body = node.body, []
+        members = node.body
         if (settings := _settings(node.name)) is not None:
             classes = [module.names.get(base.__name__) for base in settings.__mro__]
             members = [m for c in classes if isinstance(c, ast.ClassDef) for m in c.body if isinstance(m, ast.FunctionDef)]
@@ -188,6 +188,7 @@ class _Collector:
         else:
             for part in (*node.bases, *node.decorator_list):
                 self.use(module, part)
+        node.body = []
         for member in members:
             names = _bound(member)
             declared = isinstance(member, ast.AnnAssign) and member.value is None
