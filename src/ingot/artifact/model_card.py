@@ -17,7 +17,7 @@ def model_card(
     settings: Mapping[str, Any],
     facts: Mapping[str, Any],
     scores: Mapping[str, Any],
-    data: str,
+    data: str | None,
     commands: Sequence[Sequence[str]],
     has_code: bool,
 ) -> str:
@@ -29,7 +29,7 @@ def model_card(
     rows = {
         "optimizer steps": facts.get("step"),
         **scores,
-        "data": data if fingerprint is None else f"{data} (fingerprint {str(fingerprint)[:16]})",
+        "data": f"{data} (fingerprint {str(fingerprint)[:16]})" if data is not None else None,
         "tokenizer": facts["tokenizer"]["kind"] if facts.get("tokenizer") else None,
     }
     shown = {key: f"{value:,.4f}" if isinstance(value, float) else value for key, value in rows.items() if value is not None}

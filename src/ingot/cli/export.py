@@ -255,7 +255,7 @@ def _write_huggingface(
         settings,
         facts,
         {"val_bpb": facts["val_bpb"], "val_loss": loss if facts["val_bpb"] is not None else None},
-        Path(source.config.data.path).name,
+        Path(source.config.data.path).name if source.names_data else None,
         [*([trained] if trained else []), exported],
         has_code=not native,
     )
