@@ -1,6 +1,7 @@
 """Exported folders with their code: transformers computes what Ingot computes, without Ingot."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,15 @@ CASES = {
 }
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+FOR_CODE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"  # the folder in which transformers keeps the code of models
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FOR_CODE, str(tmp_path_factory.mktemp("modules")))
+        yield
 
 
 def written(folder, settings, stages=()):
@@ -148,7 +158,8 @@ model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=
 tokens = AutoTokenizer.from_pretrained({str(folder)!r}, trust_remote_code=True)("a text", return_tensors="pt")
 print(model.generate(**tokens, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0).shape)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder.parent)
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder.parent, env=environment)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "torch.Size([1, 10])"
 
@@ -208,6 +219,7 @@ def test_a_custom_model_that_cannot_be_exported_is_refused(tmp_path):
             r"both define rotate",
         ),
         ("from ingot.model.golf import Golf\ncounts = 3", r"uses the name counts"),
+        ("import ingot.model.golf", r"with `import ingot.model.golf` cannot be exported"),
     ):
         file.write_text(line + "\nclass Model:\n    pass\n")
         with pytest.raises(ConfigError, match=match):

@@ -85,6 +85,10 @@ def model_code(family: str, file: Path | None = None) -> str:
     what = f"a model of the family {family}" if file is None else f"a custom model ({file.name})"
     head = f'"""The code of {what} for transformers, written by `ingot export` ({made_by()})."""'
     text = "\n".join([head, "", "from __future__ import annotations", *collector.import_lines(), *collector.lines(), ""])
+    if left := re.search(r"^\s*(from|import) ingot\b.*", text, re.MULTILINE):
+        raise ConfigError(
+            f"a custom model with `{left[0].strip()}` cannot be exported; use `from ... import` at the top of the file"
+        )
     return re.sub(r"  # type: ignore.*", "", text)
 
 
@@ -291,11 +295,6 @@ class _Pruner(ast.NodeTransformer):
             return ast.Constant(ends)
         node.values = [value for value in node.values if not (isinstance(value, ast.Constant) and value.value is not ends)]
         return node if len(node.values) > 1 else node.values[0] if node.values else ast.Constant(not ends)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        negated = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
-        return ast.Constant(not node.operand.value) if negated else node  # type: ignore[attr-defined]
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)

@@ -92,11 +92,11 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
             if isinstance(module, nn.Embedding) and module.weight.dtype != torch.get_default_dtype():
                 # from_pretrained loads all weights in one dtype, but the dtype of the embedding is that of the residual stream.
                 module.register_forward_hook(partial(cast_output, module.weight.dtype))
-            module.fixed = {name: module.get_buffer(name).clone() for name in module._non_persistent_buffers_set}
+            module.fixed_buffers = {name: module.get_buffer(name).clone() for name in module._non_persistent_buffers_set}
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        for name, value in getattr(module, "fixed", {}).items():  # from_pretrained drops the values of these buffers
+        for name, value in getattr(module, "fixed_buffers", {}).items():  # from_pretrained drops the values of these buffers
             module.get_buffer(name).copy_(value)
 
     @classmethod
@@ -107,10 +107,6 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the token embedding."""
         return next((module for module in self.model.modules() if isinstance(module, nn.Embedding)), None)
 
-    def get_output_embeddings(self) -> Any:
-        """Return the output head, or None if it is tied to the embedding."""
-        return getattr(self.model, "lm_head", None)
-
     def forward(
         self,
         input_ids: Tensor,
@@ -119,7 +115,6 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
-        return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
         """Return logits (B, T, V) and, if asked for, the loss of `labels` (-100: ignored) and the key-value cache."""
@@ -153,8 +148,7 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.size(-1), num_items_in_batch=items)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
-        return output.to_tuple() if return_dict is False else output
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _next_token(self, tokens: Tensor, cache: IngotCache) -> Tensor:
         """Return the hidden states (B, 1, C) of one more token per row, each row at its own position."""
