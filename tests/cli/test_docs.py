@@ -34,7 +34,7 @@ from ingot.train.resume import FIXED
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ingot\s|torchrun .*-m ingot\s")
-FILES = ("py", "safetensors", "gguf", "ingot")  # `model.py` is a file and no setting
+FILES = ("py", "safetensors", "gguf", "ingot", "onnx")  # `model.py` is a file and no setting
 
 
 def fences(page: Path) -> list[tuple[str, str]]:

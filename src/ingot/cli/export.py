@@ -41,17 +41,19 @@ def export(
         Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in the run's artifact/ folder."),
     ] = None,
     layout: Annotated[
-        Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
+        Literal["ingot", "huggingface", "gguf", "onnx", "web", "nanogpt", "gpt-simple"],
         Option(
             "--format",
-            help="ingot: one file. huggingface: a folder for transformers (any family). gguf: a folder for llama.cpp and "
-            "ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
+            help="ingot: one file. huggingface: a folder for transformers (any family). gguf: a folder for "
+            "llama.cpp and ollama (gpt2 and llama). onnx: a folder for onnxruntime (any model). web: a folder "
+            "with a page that runs the model in a browser. nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
     quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantisation. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf only). {BY_RUN}")
+        str | None,
+        Option(metavar="fp32|bf16|fp16|int8|q8_0", help=f"dtype of weights (int8: onnx, web's default; q8_0: gguf). {BY_RUN}"),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
@@ -62,11 +64,14 @@ def export(
         str | None, Option(metavar="ORG/NAME", help="Also upload the folder to the Hugging Face hub (--format huggingface).")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
+    open_page: Annotated[bool, Option("--open", help="With --format web: serve the page and open it, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model to one file, check its size and score it. --format converts it for another program instead."""
     from ingot.inference.model import open_weights
 
+    if open_page and layout != "web":
+        raise ConfigError("--open needs --format web")
     source = open_weights(path, which)
     given = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
     section = source.config.artifact.model_copy(update={name: value for name, value in given.items() if value is not None})
@@ -78,6 +83,7 @@ def export(
             raise ConfigError(f"--format {layout} is neither compressed nor scored; leave --quantiser, --codec and --data out")
         if dtype and layout in ("nanogpt", "gpt-simple"):
             raise ConfigError(f"--format {layout} keeps the dtype of the weights; leave --dtype out")
+        dtype = dtype or ("int8" if layout == "web" else section.dtype)
         with ExitStack() as stack:
             record: dict[str, Any] = {"checkpoint": str(source.path), "limit": limit}
             if push is not None:
@@ -87,13 +93,17 @@ def export(
                 hub.check_login()
                 if output is None and source.run is None:
                     output = Path(stack.enter_context(TemporaryDirectory())) / "huggingface"
-            target, record["bytes"] = _export_layout(source, facts, layout, section.dtype, output, force, push)
+            target, record["bytes"] = _export_layout(source, facts, layout, dtype, output, force, push)
             record["artifact"] = str(target)
             if push is not None:
                 from ingot.artifact.huggingface import WRITTEN_FILES
 
                 record["pushed"] = hub.upload(target, WRITTEN_FILES)
         _report(record, as_json)
+        if open_page:
+            from ingot.ui.model_page import serve_page
+
+            serve_page(target)
         return
     if score and data is None and not source.names_data:
         raise ConfigError(f"{path} does not record which data it was trained on; give --data DIR or --no-score")
@@ -221,6 +231,15 @@ def _export_layout(
             size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
             if is_normalised(facts["tokenizer"]):
                 warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
+        elif layout in ("onnx", "web"):
+            from ingot.inference.onnx import write_onnx
+            from ingot.ui.model_page import check_tokenizer, write_page
+
+            if layout == "web":
+                check_tokenizer(facts["tokenizer"])
+            size = write_onnx(target, source, facts["tokenizer"], dtype)
+            if layout == "web":
+                size += write_page(target)
         else:
             size = _write_huggingface(source, facts, settings, dtype, target, push)
         if gguf_file is not None:
@@ -280,7 +299,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
             pass
     if output is None:
         raise ConfigError(f"{source.path} is not in a run folder; give the output path with --output")
-    check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
+    check_target(output, name in ("huggingface", "gguf", "onnx", "web", "gpt-simple"), force)
     return output
 
 
