@@ -1,8 +1,7 @@
 """The transformers side of an exported model: its config class, its model class and its key-value cache.
 
 artifact/model_code.py puts this code below the code of a model, so that transformers loads an exported folder without Ingot.
-Rows that are padded on the left are moved to the left edge before they reach the model, because a model counts positions from
-there; in the cache, each row then has its own length.
+A model counts positions from the first column, so a batch may be padded on the right, but not on the left.
 """
 
 from __future__ import annotations
@@ -30,39 +29,21 @@ class IngotConfig(PretrainedConfig):
 
 
 class IngotCache:
-    """The key-value cache of all layers. `lengths` (B) is the number of tokens per row if rows are padded on the left."""
+    """The key-value cache of all layers."""
 
     is_compileable = False
 
     def __init__(self, layers: list[Any]):
         self.layers, self.length = layers, 0
-        self.lengths: Tensor | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of cached tokens per row, padding included."""
+        """Return the number of cached tokens per row."""
         return self.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select rows of the cache, for beam search."""
-        self.lengths = self.lengths if self.lengths is None else self.lengths[beam_idx]
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[beam_idx], layer.values[beam_idx]
-
-
-def left_padding(mask: Tensor | None) -> Tensor | None:
-    """Return the number of padding tokens (B) before each row, or None if no row has any."""
-    if mask is None or (mask.dim() == 2 and bool(mask[:, 0].all()) and bool((mask[:, 1:] <= mask[:, :-1]).all())):
-        return None
-    starts = nn.functional.pad(mask.long(), (1, 0)).diff() > 0 if mask.dim() == 2 else None  # (B, S)
-    if starts is None or bool((starts.sum(1) != 1).any()):
-        raise ValueError("the ones of each row of attention_mask must be contiguous; pad on the left to generate")
-    return starts.int().argmax(1)
-
-
-def rolled(x: Tensor, by: Tensor) -> Tensor:
-    """Rotate row i of x (B, T, ...) by by[i] tokens to the left."""
-    index = (torch.arange(x.size(1), device=x.device) + by[:, None]) % x.size(1)
-    return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 
 def cast_output(dtype: torch.dtype, module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -121,27 +102,20 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         cache, model = past_key_values, self.model
         if cache is not None and not isinstance(cache, IngotCache):
             raise ValueError("past_key_values must be that of an earlier output of this model; leave it out in the first call")
+        mask = attention_mask
+        if mask is not None and not (mask.dim() == 2 and mask[:, 0].all() and (mask[:, 1:] <= mask[:, :-1]).all()):
+            raise ValueError("attention_mask must be ones, then zeros: pad on the right, or generate for one prompt at a time")
         rotation = getattr(model, "rotation", None)
         if rotation is not None and rotation._cos.device != input_ids.device:
             rotation._fill(input_ids.device)
-        padding = left_padding(attention_mask)
         if cache is None and use_cache and self.caches:
-            layers = model.new_cache(len(input_ids))
-            if padding is None or hasattr(layers[0], "position"):
-                cache = IngotCache(layers)
-        if cache is not None and cache.lengths is not None:
-            x = self._next_token(input_ids, cache)
+            cache = IngotCache(model.new_cache(len(input_ids)))
+        if not self.caches:
+            x = model(input_ids)
         else:
-            padding = None if cache is not None and cache.length else padding
-            tokens = input_ids if padding is None else rolled(input_ids, padding)
-            if not self.caches:
-                x = model(tokens)
-            else:
-                x = model.hidden(tokens) if cache is None else model.hidden(tokens, cache.layers)
-            x = x if padding is None else rolled(x, -padding)
-            if cache is not None:
-                cache.length += input_ids.size(1)
-                cache.lengths = None if padding is None else cache.length - padding
+            x = model.hidden(input_ids) if cache is None else model.hidden(input_ids, cache.layers)
+        if cache is not None:
+            cache.length += input_ids.size(1)
         x = x[:, -logits_to_keep:]
         logits = model.logits(x) if self.caches else x
         loss = None
@@ -149,22 +123,6 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
             items = kwargs.get("num_items_in_batch")
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.size(-1), num_items_in_batch=items)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
-
-    def _next_token(self, tokens: Tensor, cache: IngotCache) -> Tensor:
-        """Return the hidden states (B, 1, C) of one more token per row, each row at its own position."""
-        if tokens.size(1) != 1:
-            raise ValueError("continue a batch that is padded on the left by one token at a time")
-        assert cache.lengths is not None
-        for layer in cache.layers:
-            layer.reserve(int(cache.lengths.max()) + 1)
-            layer.position = cache.lengths
-        try:
-            x = self.model.hidden(tokens, cache.layers)
-        finally:
-            for layer in cache.layers:
-                layer.position = None
-        cache.length, cache.lengths = cache.length + 1, cache.lengths + 1
-        return x
 
     def prepare_inputs_for_generation(
         self,
