@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from portable_kit import CONTEXT, ROWS, random_model, relative_error, settings_of, tokens
+from portable_kit import CONTEXT, random_model, relative_error, settings_of, tokens
 
 from ingot.artifact.huggingface import read_model
 from ingot.artifact.model_code import model_code, write_model_with_code
@@ -110,17 +110,14 @@ def test_generate_writes_the_greedy_tokens_of_ingot_also_beyond_the_context(pair
 
 
 @torch.no_grad()
-def test_a_batch_padded_on_the_left_gives_what_each_row_gives_alone(pair):
+def test_a_batch_padded_on_the_right_gives_what_each_row_gives_alone(pair):
     _, other = pair
     lengths = 12, 5, 9
-    rows = [tokens(1, length)[0].clamp(1, ROWS - 5) + i for i, length in enumerate(lengths)]
-    ids = torch.stack([torch.nn.functional.pad(row, (12 - len(row), 0)) for row in rows])
-    mask = torch.stack([(torch.arange(12) >= 12 - length).long() for length in lengths])
-    together = other.generate(ids, attention_mask=mask, max_new_tokens=38, **GREEDY)[:, 12:]
-    logits = other(ids, attention_mask=mask).logits
-    for row, text, alone in zip(rows, together, logits, strict=True):
-        assert relative_error(other(row[None]).logits[0].float(), alone[-len(row) :].float()) < 1e-4
-        assert text.tolist() == other.generate(row[None], max_new_tokens=38, **GREEDY)[0, len(row) :].tolist()
+    rows = [tokens(1, length)[0] for length in lengths]
+    ids = torch.stack([torch.nn.functional.pad(row, (0, 12 - len(row))) for row in rows])
+    mask = torch.stack([(torch.arange(12) < length).long() for length in lengths])
+    for row, together in zip(rows, other(ids, attention_mask=mask).logits, strict=True):
+        assert relative_error(other(row[None]).logits[0].float(), together[: len(row)].float()) < 1e-4
 
 
 @torch.no_grad()
@@ -181,14 +178,11 @@ def test_buffers_that_are_not_saved_have_their_values(tmp_path):
     assert relative_error(model(tokens()), opened(tmp_path / "hf")(tokens()).logits) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("mask", "kept", "match"),
-    [([[1, 0, 1, 1]], 0, "contiguous"), ([[1, 1, 1, 0]], 4, "contiguous"), ([[[1, 1, 1, 1]]], 0, "contiguous")],
-)
-def test_a_mask_with_holes_is_refused(tmp_path, mask, kept, match):
+@pytest.mark.parametrize("mask", [[[0, 0, 1, 1]], [[1, 0, 1, 1]], [[1, 1, 1, 0]], [[[1, 1, 1, 1]]]])
+def test_padding_on_the_left_and_masks_with_holes_are_refused(tmp_path, mask):
     written(tmp_path / "hf", CASES["golf"])
     other, ids = opened(tmp_path / "hf"), tokens(1, 4)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="pad on the right, or generate for one prompt at a time"):
         past = other(ids, attention_mask=torch.tensor(mask), use_cache=True).past_key_values
         other(ids[:, :1], attention_mask=torch.tensor([[*mask[0], 1]]), past_key_values=past)
 
@@ -203,9 +197,11 @@ def test_what_does_not_fit_into_the_context_and_foreign_caches_are_refused(tmp_p
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "golf", "frontier"])
-def test_the_code_has_nothing_of_training_and_keeps_its_comments(family):
+def test_the_code_needs_only_torch_and_transformers_and_keeps_its_comments(family):
     code = model_code(family)
-    assert not re.search(r"ingot\.|fused|flash_attention|BlockMask|pydantic|head_loss|type: ignore", code)
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.MULTILINE))
+    assert imported - sys.stdlib_module_names == {"torch", "transformers"}
+    assert not re.search(r"ingot\.|pydantic|def head_loss\(hidden|type: ignore", code)
     assert "# (B, T, C)" in code or "# (N, C)" in code
     assert max(map(len, code.splitlines())) <= 130
 
@@ -218,7 +214,7 @@ def test_a_custom_model_that_cannot_be_exported_is_refused(tmp_path):
             "from ingot.model.golf import norm\ndef rotate(): norm(1)\nfrom ingot.model.layers import Rotation, rotate",
             r"both define rotate",
         ),
-        ("from ingot.model.golf import Golf\ncounts = 3", r"uses the name counts"),
+        ("from ingot.model.golf import *", r"import only names from ingot\.model"),
         ("import ingot.model.golf", r"with `import ingot.model.golf` cannot be exported"),
     ):
         file.write_text(line + "\nclass Model:\n    pass\n")
