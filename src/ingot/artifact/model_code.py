@@ -89,7 +89,7 @@ class _Module:
     """A parsed module: its text, its imports and definitions by name, and the statements that were collected."""
 
     def __init__(self, name: str, text: str):
-        self.name, self.lines, tree = name, text.splitlines(), ast.parse(text)
+        self.name, self.lines, tree = name, text.split("\n"), ast.parse(text)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         self.imports = {alias.asname or alias.name: (node, alias) for node in imports for alias in node.names}
         self.left_out: list[Any] = [*imports, *tree.body[: ast.get_docstring(tree) is not None]]
