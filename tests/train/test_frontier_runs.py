@@ -172,7 +172,7 @@ def test_the_table_at_the_end_does_not_say_sliding_and_json_does(
     assert json.loads(capsys.readouterr().out)["sliding"] is True
 
 
-@pytest.mark.parametrize("layout", ["huggingface", "gguf", "nanogpt", "gpt-simple"])
+@pytest.mark.parametrize("layout", ["gguf", "nanogpt", "gpt-simple"])
 def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path], layout: str) -> None:
     with pytest.raises(ConfigError, match="--format ingot"):
         call(["export", str(unbroken[1]), "--format", layout])

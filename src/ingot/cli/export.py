@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -17,7 +19,7 @@ from ingot.console.entry import warn
 from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
-from ingot.runtime.files import user_path, write_atomically, writing_output
+from ingot.runtime.files import read_dict, user_path, write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
@@ -42,7 +44,7 @@ def export(
         Literal["ingot", "huggingface", "gguf", "onnx", "web", "nanogpt", "gpt-simple"],
         Option(
             "--format",
-            help="ingot: one file. huggingface: a folder for transformers (gpt2 and llama families). gguf: a folder for "
+            help="ingot: one file. huggingface: a folder for transformers (any family). gguf: a folder for "
             "llama.cpp and ollama (gpt2 and llama). onnx: a folder for onnxruntime (any model). web: a folder "
             "with a page that runs the model in a browser. nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
@@ -58,6 +60,9 @@ def export(
     score: Annotated[bool, Option("--score/--no-score", help="Load the written file in a new process and score it.")] = True,
     data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     device: DeviceName = "auto",
+    push: Annotated[
+        str | None, Option(metavar="ORG/NAME", help="Also upload the folder to the Hugging Face hub (--format huggingface).")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
     open_page: Annotated[bool, Option("--open", help="With --format web: serve the page and open it, until Ctrl-C.")] = False,
     as_json: AsJson = False,
@@ -71,14 +76,30 @@ def export(
     given = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
     section = source.config.artifact.model_copy(update={name: value for name, value in given.items() if value is not None})
     facts = source.facts if section.tokenizer else {**source.facts, "tokenizer": None}
+    if push is not None and layout != "huggingface":
+        raise ConfigError("--push needs --format huggingface")
     if layout != "ingot":
         if quantiser or codec or data:
             raise ConfigError(f"--format {layout} is neither compressed nor scored; leave --quantiser, --codec and --data out")
         if dtype and layout in ("nanogpt", "gpt-simple"):
             raise ConfigError(f"--format {layout} keeps the dtype of the weights; leave --dtype out")
         dtype = dtype or ("int8" if layout == "web" else section.dtype)
-        target, size = _export_layout(source, facts, layout, dtype, output, force)
-        _report({"artifact": str(target), "checkpoint": str(source.path), "bytes": size, "limit": limit}, as_json)
+        with ExitStack() as stack:
+            record: dict[str, Any] = {"checkpoint": str(source.path), "limit": limit}
+            if push is not None:
+                from ingot.data.hub import Hub
+
+                hub = Hub(push, "model")
+                hub.check_login()
+                if output is None and source.run is None:
+                    output = Path(stack.enter_context(TemporaryDirectory())) / "huggingface"
+            target, record["bytes"] = _export_layout(source, facts, layout, dtype, output, force, push)
+            record["artifact"] = str(target)
+            if push is not None:
+                from ingot.artifact.huggingface import WRITTEN_FILES
+
+                record["pushed"] = hub.upload(target, WRITTEN_FILES)
+        _report(record, as_json)
         if open_page:
             from ingot.ui.model_page import serve_page
 
@@ -182,7 +203,7 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 
 
 def _export_layout(
-    source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
+    source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool, push: str | None
 ) -> tuple[Path, int]:
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
     if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
@@ -220,17 +241,48 @@ def _export_layout(
             if layout == "web":
                 size += write_page(target)
         else:
-            from ingot.artifact.huggingface import write_model
-            from ingot.artifact.quantise import quantise
-            from ingot.inference.model import scoring_of
-
-            records, _ = quantise(source.tensors.values(), "none", dtype)
-            size = write_model(target, records, settings, facts["tokenizer"], scoring_of(source.config.model_dump()))
+            size = _write_huggingface(source, facts, settings, dtype, target, push)
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
             shutil.rmtree(target)
             target = gguf_file
     return target, size
+
+
+def _write_huggingface(
+    source: Weights, facts: Mapping[str, Any], settings: dict[str, Any], dtype: str, target: Path, push: str | None
+) -> int:
+    from ingot.artifact.huggingface import is_portable, write_model
+    from ingot.artifact.model_card import model_card
+    from ingot.artifact.model_code import write_model_with_code
+    from ingot.artifact.quantise import quantise
+    from ingot.inference.model import model_file, scoring_of
+    from ingot.runs.folder import RunFolder
+
+    native, custom = is_portable(settings, "huggingface"), settings["family"] == "file"
+    settings["vocab_size"] = settings["vocab_size"] or facts["vocab_size"]
+    if custom:
+        settings["file"] = (file := model_file(source)).name
+    records, _ = quantise(source.tensors.values(), "none", dtype)
+    run = RunFolder(source.run) if source.run is not None else None
+    result = (read_dict(run.result_path) or {}) if run is not None else {}
+    loss = result.get("val_loss") if result.get("val_bpb") == facts["val_bpb"] else None
+    trained = run.environment().get("argv") if run is not None else None
+    exported = ["ingot", "export", (source.run or source.path).name, "--format", "huggingface"]
+    card = model_card(
+        push or target.name if source.run is None or target.parent.name != "artifact" else source.run.name,
+        settings,
+        facts,
+        {"val_bpb": facts["val_bpb"], "val_loss": loss if facts["val_bpb"] is not None else None},
+        Path(source.config.data.path).name if source.names_data else None,
+        [*([trained] if trained else []), exported],
+        has_code=not native,
+    )
+    scoring = scoring_of(source.config.model_dump())
+    if native:
+        return write_model(target, records, settings, facts["tokenizer"], scoring, card)
+    stages = [stage.model for stage in source.config.training.stages]
+    return write_model_with_code(target, records, settings, stages, file if custom else None, facts["tokenizer"], scoring, card)
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
@@ -255,6 +307,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
     limit, size = record["limit"], record["bytes"]
     within = limit is None or size <= limit
     rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]
+    rows += [("pushed to", record["pushed"])] if "pushed" in record else []
     rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
     if "quantiser" in record:
         rows.append(("stored as", f"{record['quantiser']}, {record['codec']}"))
