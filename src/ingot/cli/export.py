@@ -19,7 +19,7 @@ from ingot.console.entry import warn
 from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
-from ingot.runtime.files import read_dict, user_path, write_atomically, writing_output
+from ingot.runtime.files import user_path, write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
@@ -87,10 +87,9 @@ def export(
         with ExitStack() as stack:
             record: dict[str, Any] = {"checkpoint": str(source.path), "limit": limit}
             if push is not None:
-                from ingot.data.hub import Hub
+                from ingot.cli.layouts import open_hub
 
-                hub = Hub(push, "model")
-                hub.check_login()
+                hub = open_hub(push)
                 if output is None and source.run is None:
                     output = Path(stack.enter_context(TemporaryDirectory())) / "huggingface"
             target, record["bytes"] = _export_layout(source, facts, layout, dtype, output, force, push)
@@ -205,84 +204,21 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool, push: str | None
 ) -> tuple[Path, int]:
+    from ingot.cli.layouts import write_layout
+
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
     if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
         check_target(gguf_file, False, force)
         output = gguf_file.with_name(f".{gguf_file.name}.export")
     target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
-    settings = source.config.model.model_dump()
-    settings["context"] = settings["context"] or source.config.data.seq_len
     with writing_output(target):
-        if layout == "nanogpt":
-            from ingot.compat.nanogpt.checkpoint import keys_of, write_ckpt
-            from ingot.inference.model import as_checkpoint
-
-            write_ckpt(target, as_checkpoint(source), keys_of(source.config))
-            size = target.stat().st_size
-        elif layout == "gpt-simple":
-            from ingot.compat.gpt_simple.files import keys_of, write_checkpoint
-            from ingot.inference.model import as_checkpoint
-
-            size = write_checkpoint(target, as_checkpoint(source), keys_of(source.config), tokenizer=True)
-        elif layout == "gguf":
-            from ingot.artifact.gguf import is_normalised, write_gguf
-
-            name = shown((source.run or source.path).resolve().name)
-            size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
-            if is_normalised(facts["tokenizer"]):
-                warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
-        elif layout in ("onnx", "web"):
-            from ingot.inference.onnx import write_onnx
-            from ingot.ui.model_page import check_tokenizer, write_page
-
-            if layout == "web":
-                check_tokenizer(facts["tokenizer"])
-            size = write_onnx(target, source, facts["tokenizer"], dtype)
-            if layout == "web":
-                size += write_page(target)
-        else:
-            size = _write_huggingface(source, facts, settings, dtype, target, push)
+        name = shown((source.run or source.path).resolve().name)
+        size = write_layout(target, source, facts["tokenizer"], layout, dtype, name, push)
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
             shutil.rmtree(target)
             target = gguf_file
     return target, size
-
-
-def _write_huggingface(
-    source: Weights, facts: Mapping[str, Any], settings: dict[str, Any], dtype: str, target: Path, push: str | None
-) -> int:
-    from ingot.artifact.huggingface import is_portable, write_model
-    from ingot.artifact.model_card import model_card
-    from ingot.artifact.model_code import write_model_with_code
-    from ingot.artifact.quantise import quantise
-    from ingot.inference.model import model_file, scoring_of
-    from ingot.runs.folder import RunFolder
-
-    native, custom = is_portable(settings, "huggingface"), settings["family"] == "file"
-    settings["vocab_size"] = settings["vocab_size"] or facts["vocab_size"]
-    if custom:
-        settings["file"] = (file := model_file(source)).name
-    records, _ = quantise(source.tensors.values(), "none", dtype)
-    run = RunFolder(source.run) if source.run is not None else None
-    result = (read_dict(run.result_path) or {}) if run is not None else {}
-    loss = result.get("val_loss") if result.get("val_bpb") == facts["val_bpb"] else None
-    trained = run.environment().get("argv") if run is not None else None
-    exported = ["ingot", "export", (source.run or source.path).name, "--format", "huggingface"]
-    card = model_card(
-        push or target.name if source.run is None or target.parent.name != "artifact" else source.run.name,
-        settings,
-        facts,
-        {"val_bpb": facts["val_bpb"], "val_loss": loss if facts["val_bpb"] is not None else None},
-        Path(source.config.data.path).name if source.names_data else None,
-        [*([trained] if trained else []), exported],
-        has_code=not native,
-    )
-    scoring = scoring_of(source.config.model_dump())
-    if native:
-        return write_model(target, records, settings, facts["tokenizer"], scoring, card)
-    stages = [stage.model for stage in source.config.training.stages]
-    return write_model_with_code(target, records, settings, stages, file if custom else None, facts["tokenizer"], scoring, card)
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
