@@ -58,7 +58,7 @@ def write_layout(
         from ingot.artifact.gguf import is_normalised, write_gguf
 
         size = write_gguf(target, source.tensors.values(), settings, tokenizer, dtype, name)
-        if is_normalised(tokenizer):
+        if tokenizer is not None and is_normalised(tokenizer):
             warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
         return size
     return _write_huggingface(target, source, tokenizer, settings, dtype, published)
