@@ -5,6 +5,7 @@ The questions are lm-eval's own tasks, given the published items in the columns 
 """
 
 import json
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 import yaml
 from serve_client import Client
 
-from ingot.api import load
+from ingot.api import load, train
 from ingot.artifact.container import write_artifact
 from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
+from ingot.cli.main import call
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.errors import Setting
 from ingot.inference.model import foreign_weights
@@ -152,3 +154,54 @@ def test_accuracies_are_lm_evals_to_the_last_digit(model, items, tasks):
     print(json.dumps({"ours": ours, "exported": theirs, "served": served}, indent=1))
     assert {name: len(found) for name, found in ours.items()} == {name: len(found) for name, found in theirs.items()}
     assert ours == theirs == served
+
+
+CODE_SETTINGS = {
+    "llama": {"family": "llama", "kv_heads": 1},
+    "golf": {"family": "golf", "kv_heads": 1},
+    "frontier": {"family": "frontier", "window": 200, "layers": 5},
+    "custom": None,  # the model of docs/your-own-model.md
+}
+TWO = ("piqa", "arc_easy")
+
+
+@pytest.fixture(params=list(CODE_SETTINGS))
+def exported(request, tmp_path, monkeypatch):
+    """A model of a family, and its folder for transformers, which asks for code unless the family is llama."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    torch.manual_seed(0)
+    if CODE_SETTINGS[request.param] is None:
+        page = (Path(__file__).parents[2] / "docs/your-own-model.md").read_text()
+        (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+        small = {"layers": 2, "heads": 2, "width": 32, "file": str(tmp_path / "mine.py")}
+        budget, training = {"seconds": None}, {"max_steps": 3, "tokens_per_step": 1024, "output_dir": str(tmp_path / "run")}
+        given = {"model": small, "budget": budget, "training": {**training, "device": "cpu"}, "data": {"seq_len": 1024}}
+        source = train(
+            recipe="demo", quiet=True, artifact={"score": False}, evaluation={"rows": 1, "final_rows": 1}, **given
+        ).run_dir
+    else:
+        settings = {**SETTINGS, "context": 1024, "vocab_size": 260, **CODE_SETTINGS[request.param]}
+        drawn, source = build(settings), tmp_path / "model.ingot"
+        with torch.no_grad():
+            for parameter in drawn.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        weights = foreign_weights(source, model_records(drawn), settings, ByteTokenizer())
+        write_artifact(source, weights.tensors.values(), weights.facts, "none", "none")
+    assert call(["export", str(source), "--format", "huggingface", "--dtype", "fp32", "--output", str(tmp_path / "hf")]) == 0
+    return load(source, device="cpu"), tmp_path / "hf"
+
+
+def test_models_of_every_family_score_in_transformers_as_here(exported, items, tasks):
+    from lm_eval import simple_evaluate
+
+    opened, folder = exported
+    rows = task_rows(read_items(list(TWO), items, ITEMS), opened.tokenizer, opened.context, Setting("--truncate"))
+    ours = {
+        name: {metric: value for metric, (value, _) in score.metrics.items() if metric.startswith("acc")}
+        for name, score in score_tasks(rows, opened.backend).items()
+    }
+    asked = {"tasks": [f"local_{name}" for name in TWO], "task_manager": tasks, "bootstrap_iters": 0, "num_fewshot": 0}
+    loaded = f"pretrained={folder},dtype=float32,trust_remote_code=True"
+    theirs = accuracies(simple_evaluate(model="hf", model_args=loaded, device="cpu", batch_size=8, **asked))
+    print(json.dumps({"ours": ours, "exported": theirs}))
+    assert ours == theirs
