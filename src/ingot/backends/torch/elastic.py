@@ -41,13 +41,13 @@ def run_elastic(
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for name in [name for name in logging.Logger.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(os.environ.get("LOGLEVEL", "CRITICAL"))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing: it finds this machine's address
-        probe.connect((master[0], master[1] or 1))
-        address = probe.getsockname()[0]
     fixed = nnodes[0] == nnodes[1] > 1 and not max_restarts
-    how: dict[str, Any] = {"rank": node_rank} if fixed else {"local_addr": address, "is_host": node_rank == 0}
-    where = RendezvousParameters("static" if fixed else "c10d", f"{master[0]}:{master[1]}", "ingot", *nnodes, **how)
+    how: dict[str, Any] = {"rank": node_rank} if fixed else {"is_host": node_rank == 0}
     try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing: it finds this machine's address
+            probe.connect((master[0], master[1] or 1))
+            how["local_addr"] = probe.getsockname()[0]
+        where = RendezvousParameters("static" if fixed else "c10d", f"{master[0]}:{master[1]}", "ingot", *nnodes, **how)
         handler = registry.get_rendezvous_handler(where)
         spec = WorkerSpec("ingot", nproc, handler, entrypoint=command[0], args=tuple(command[1:]), max_restarts=max_restarts)
         agent = _Agent(spec, say)
@@ -56,7 +56,7 @@ def run_elastic(
         handler.shutdown()  # tells the other machines that this one does not come back
     except SignalException as stopped:  # a signal arrived while no rank was running
         return INTERRUPTED if stopped.sigval == signal.SIGINT else 0
-    except (RendezvousError, DistError) as error:
+    except (RendezvousError, DistError, OSError) as error:
         raise RunError(f"this machine cannot reach the others at {master[0]}:{master[1]}, or they have ended: {error}") from None
     code = _first_failure(result)[1].exitcode if result is not None and result.is_failed() else 0
     return RunError.exit_code if code < 0 or code == NO_RESTART else code
