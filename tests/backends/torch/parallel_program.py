@@ -24,6 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"bias": True},
     "llama": {"kv_heads": 1},
     "golf": {"kv_heads": 1},
+    "golf-bf16": {"kv_heads": 1, "embedding_dtype": "bf16"},
     "frontier": {"kv_heads": 1, "window": 5, "layers": 3},
 }
 
@@ -36,7 +37,7 @@ def rows_of(step: int) -> np.ndarray:
 def train(case: dict[str, Any]) -> dict[str, Any]:
     """Take `steps` steps from the checkpoint `load`, if given, and save to `save`; return losses and digests."""
     ranks = ranks_from_environment()
-    model = {"family": case["family"], "layers": 2, "heads": 2, "width": 20, **FAMILIES[case["family"]]}
+    model = {"family": case["family"].split("-")[0], "layers": 2, "heads": 2, "width": 20, **FAMILIES[case["family"]]}
     optimizer = {"name": case["optimizer"], "schedule": "constant", "learning_rate": 3e-3, "clip_norm": 0.5, "ema_decay": 0.9}
     if case["optimizer"] == "muon":
         optimizer |= {"muon_beta2": 0.9, "muon_cautious": True, "muon_weight_decay": 0.1}
@@ -70,7 +71,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     text = [next(stream)[0] for _ in range(20)]
     stream.close()
     shared = hashlib.sha256(b"".join(bytes(record.data) for record in backend.weights())).hexdigest()
-    own = [bytes(backend.parallel.whole(p).detach().numpy().tobytes()) for p in backend.model.parameters()]
+    own = [bytes(backend.parallel.whole(p).detach().float().numpy().tobytes()) for p in backend.model.parameters()]
     digest = hashlib.sha256(b"".join(own)).hexdigest()
     equal = backend.maximum([float(backend.broadcast(digest) != digest)])[0] == 0
     return {"losses": losses, "norms": norms, "score": score, "text": text, "equal": equal, "weights": shared}

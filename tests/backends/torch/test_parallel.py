@@ -94,3 +94,9 @@ def test_a_checkpoint_of_any_topology_loads_in_any_other(kinds, everywhere, tmp_
         for (_, folder), found, whole in zip(origins, resumed, [one for one in unbroken for _ in places], strict=True):
             assert found["losses"] == pytest.approx(whole["losses"][3:], abs=1e-5), (folder, target)
             assert found["score"] == pytest.approx(whole["score"], rel=1e-5), (folder, target)
+
+
+def test_a_model_with_an_embedding_in_bf16_can_be_sharded():
+    case = {"family": "golf-bf16", "optimizer": "muon", "steps": 3}
+    [alone], [sharded] = run(ALONE, [case]), run(FSDP2, [case])
+    assert sharded["losses"] == pytest.approx(alone["losses"], abs=2e-3) and sharded["equal"]
