@@ -56,6 +56,15 @@ class StepResult:
         return self
 
 
+@dataclass(frozen=True)
+class StepMemory:
+    """The result of a simulated training step of one rank."""
+
+    parts: Mapping[str, int]  # bytes at the peak: weights, gradients, optimizer, activations, logits, workspace
+    parameters: int
+    flops_per_token: float
+
+
 class Pending(Protocol):
     """A step queued on the device; reading its result blocks until the step is done."""
 

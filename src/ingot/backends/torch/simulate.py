@@ -1,0 +1,235 @@
+"""Simulate a training step on fake tensors, which have shapes but no memory, and count the bytes that a GPU would hold.
+
+The step is the real one: the config's model, compiled by the same compiler front end and partitioner, with its optimizers. Only
+Inductor's last stage is replaced: instead of kernels, a compiled graph becomes a list of allocations, without the tensors that
+Inductor would fuse into their consumers. Fake tensors have device type `cpu`, because torch builds without CUDA cannot
+differentiate tensors of type `cuda`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ingot.backends.base import StepMemory
+from ingot.backends.torch import tune
+from ingot.backends.torch.build import build_outline, checkpoint_blocks, fill_outline, flops_per_token
+from ingot.backends.torch.compile import compiled, compiles
+from ingot.backends.torch.state import WeightAverage
+from ingot.config.schema import Config
+from ingot.optim.groups import make_optimizers
+
+CPU = torch.device("cpu")
+HOPPER_KERNELS = ("qkv", "gate")  # kernels that need quack-kernels or FlashAttention 4, assumed on Hopper GPUs only
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all live tensors by part of memory, and keeps the counts at the peak."""
+
+    def __init__(self, logits: set[tuple[int, int]]):
+        super().__init__()
+        self.part, self.live, self.peak = "workspace", Counter[str](), Counter[str]()
+        self._logits, self._held = logits, dict[int, tuple[str, int]]()
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True, so that compiled functions also run compiled in this mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for t in tree_leaves(result):
+            if isinstance(t, Tensor):
+                self.hold(t)
+        return result
+
+    def hold(self, t: Tensor, part: str | None = None) -> None:
+        """Count the storage of a tensor as `part`, or else as the current part."""
+        storage = t.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._held:
+            if part is None:
+                return
+            self.live.subtract({self._held[key][0]: size})
+        else:
+            weakref.finalize(storage, self._release, key)
+        if part is None:
+            part = "logits" if t.dim() > 1 and (t.numel() // t.size(-1), t.size(-1)) in self._logits else self.part
+        self._held[key] = part, size
+        self.live[part] += size
+        if self.live.total() > self.peak.total():
+            self.peak = self.live.copy()
+
+    def _release(self, key: int) -> None:
+        part, size = self._held.pop(key)
+        self.live[part] -= size
+
+
+# The allocations of a compiled graph.
+
+FUSED = {
+    "_to_copy", "arange", "cat", "constant_pad_nd", "convert_element_type", "embedding", "empty", "expand", "full", "full_like",
+    "gather", "index", "iota", "lift_fresh_copy", "rand", "scalar_tensor", "slice", "slice_scatter", "where",
+}  # fmt: skip
+REDUCTIONS = {"amax", "amin", "any", "mean", "sum", "var_mean"}  # fused with their inputs, but their results are stored
+
+
+def _kind(node: Node) -> str:
+    """Return how Inductor treats a node: `fused`, `reduction`, or `kernel` for an operation that needs stored operands."""
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if name in REDUCTIONS:
+        return "reduction"
+    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return "fused" if pointwise or name in FUSED else "kernel"
+
+
+def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[[list[Any]], list[Any]]:
+    """Return a function with the inputs and outputs of a compiled graph that only allocates and frees what the graph would."""
+    nodes = list(graph.graph.nodes)
+    outputs = [node if isinstance(node, Node) else None for node in nodes[-1].args[0]]
+    values = {node: node.meta["val"] for node in nodes if isinstance(node.meta.get("val"), Tensor)}
+    root = {node: value.untyped_storage()._cdata for node, value in values.items()}  # views have the storage of their base
+    results = {root[node] for node in outputs if node in root}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    steps: list[tuple[str, list[Node], set[int]]] = []  # for each operation: its kind, the tensors it creates, what it reads
+    known = {root[node] for node in inputs if node in root}
+    stored = known | results
+    for node in nodes[:-1]:
+        if node.op != "call_function" or node.target is getitem:
+            continue
+        made = [part for part in (node, *node.users) if part in root and (part is node or part.target is getitem)]
+        made = [part for part in made if root[part] not in known]
+        known |= {root[part] for part in made}
+        kind, read = _kind(node), {root[part] for part in node.all_input_nodes if part in root}
+        steps.append((kind, made, read))
+        if kind != "fused" and made:
+            stored |= {root[part] for part in made} | (read if kind == "kernel" else set())
+    sources: dict[int, set[int]] = {}  # for each storage that is fused away, the stored ones from which it is computed
+    last: dict[int, int] = {}  # index of the last operation that reads a storage
+    for i, (_, made, read) in enumerate(steps):
+        read = {origin for key in read for origin in sources.get(key, {key})}
+        if fused := [root[part] for part in made if root[part] not in stored]:
+            sources |= dict.fromkeys(fused, read)
+        if len(fused) < len(made):
+            last |= dict.fromkeys(read, i)
+    ends: list[list[int]] = [[] for _ in steps]
+    for key, i in last.items():
+        if key not in results:
+            ends[i].append(key)
+    program = [(kind, [part for part in made if root[part] in stored], ends[i]) for i, (kind, made, _) in enumerate(steps)]
+    unread = {root[node] for node in inputs if node in root} - last.keys() - results
+
+    @torch.no_grad()
+    def run(args: list[Any]) -> list[Any]:
+        part = live.part
+        held = {root[node]: value for node, value in zip(inputs, args, strict=True) if node in root}
+        others = {node: value for node, value in zip(inputs, args, strict=True) if node not in root}
+        args.clear()  # the caller gives up its references, so that saved activations can be freed
+        for key in unread:
+            del held[key]
+        for kind, made, ended in program:
+            if kind == "fused":  # written over an operand that is no longer needed
+                for key in ended:
+                    del held[key]
+            for node in made:
+                value, key = values[node], root[node]
+                live.part = "workspace" if key not in results else part if forward else "gradients"
+                size = value.untyped_storage().nbytes() // value.element_size()
+                held[key] = torch.empty(value.shape if size == value.numel() else size, dtype=value.dtype)
+            if kind != "fused":
+                for key in ended:
+                    del held[key]
+        live.part = part
+        return [
+            held[root[node]].as_strided(value.shape, value.stride(), value.storage_offset())
+            if isinstance(value := node and values.get(node), Tensor) else others.get(node) for node in outputs
+        ]  # fmt: skip
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _compiler(live: LiveBytes) -> Any:
+    """Return a backend for torch.compile whose graphs only allocate memory."""
+    return aot_autograd(
+        fw_compiler=lambda graph, _: allocations(graph, live, forward=True),
+        bw_compiler=lambda graph, _: allocations(graph, live, forward=False),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table,
+    )
+
+
+def simulate_step(config: Config, vocab_size: int, world_size: int, micro_batch: int, kernels: Sequence[str]) -> StepMemory:
+    """Simulate a step of one rank on a GPU in micro-batches of `micro_batch` rows; return the bytes at the peak by part."""
+    t, length = config.training, config.data.seq_len
+    rows = -(-config.rows_per_step // world_size)
+    precision = "bf16" if t.precision == "auto" else t.precision
+    outline = build_outline(config, vocab_size)
+    head = len(outline.head) if hasattr(outline, "head") else config.model.vocab_size or vocab_size
+    chunk = t.loss_chunk or micro_batch * length
+    live = LiveBytes({(micro_batch * length, head), (min(chunk, micro_batch * length), head)})
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
+        model = fill_outline(outline, CPU)
+        tune.use_kernels(model, kernels)
+        tune.use_form(model, "flash4")
+        for module in model.modules():  # attention with dropout takes no more memory on a GPU, but does on a CPU
+            if hasattr(module, "form") and hasattr(module, "dropout"):
+                module.dropout = 0.0
+        if t.gradient_checkpointing:
+            checkpoint_blocks(model, int(t.gradient_checkpointing))
+        optimizer_section = config.optimizer
+        if optimizer_section.muon_precision == "auto" and precision != "fp32":
+            optimizer_section = optimizer_section.model_copy(update={"muon_precision": "bf16"})
+        module: nn.Module = model
+        is_compiled = compiles(t, config.model.family, on_cuda=True)
+        if is_compiled:
+            module = compiled(model, True, 1, blocks=t.compile == "blocks", backend=_compiler(live))
+        inputs = [torch.zeros(micro_batch, length, dtype=torch.int64) for _ in range(2)]
+        if config.data.document_mask:
+            inputs.append(torch.zeros(micro_batch * length // 256, dtype=torch.int32))
+
+        def backward() -> None:
+            live.part = "activations"
+            with torch.autocast("cpu", tune.DTYPES[precision], enabled=precision != "fp32"):
+                loss = module(*inputs)
+            live.part = "workspace"
+            loss.float().backward()
+
+        if is_compiled:
+            backward()  # compile
+            module.zero_grad()
+        stack.enter_context(live)
+        for p in model.parameters():
+            live.hold(p, "weights")
+            p.register_post_accumulate_grad_hook(lambda p: p.grad is None or live.hold(p.grad, "gradients"))
+        for b in (*inputs, *model.buffers()):
+            live.hold(b, "workspace")
+        live.part = "optimizer"
+        average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
+        optimizers = make_optimizers(model, optimizer_section, CPU)
+        for step in range(2):  # the first step creates the optimizer state
+            live.peak = Counter()
+            for _ in range(min(2, -(-rows // micro_batch))):
+                backward()
+            live.part = "optimizer" if step == 0 else "workspace"
+            for optimizer in optimizers:
+                optimizer.step()
+            if average is not None:
+                average.update(0.999, torch.zeros(()))
+            module.zero_grad()
+        return StepMemory(dict(live.peak), sum(p.numel() for p in model.parameters()), flops_per_token(model, length))
