@@ -83,7 +83,7 @@ class LiveBytes(TorchDispatchMode):
 
 FUSED = {
     "_to_copy", "arange", "cat", "constant_pad_nd", "convert_element_type", "embedding", "empty", "expand", "full", "full_like",
-    "gather", "index", "iota", "lift_fresh_copy", "rand", "scalar_tensor", "slice", "slice_scatter", "where",
+    "gather", "index", "iota", "lift_fresh_copy", "rand", "scalar_tensor", "scatter", "slice", "slice_scatter", "where",
 }  # fmt: skip
 REDUCTIONS = {"amax", "amin", "any", "mean", "sum", "var_mean"}  # fused with their inputs, but their results are stored
 
