@@ -63,6 +63,9 @@ class StepMemory:
     parts: Mapping[str, int]  # bytes at the peak: weights, gradients, optimizer, activations, logits, workspace
     parameters: int
     flops_per_token: float
+    matmul_flops_per_token: float  # the same without attention
+    sent: int  # bytes that a rank sends in a step
+    passes: int  # micro-batches per step
 
 
 class Pending(Protocol):

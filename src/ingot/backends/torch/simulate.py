@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
 from typing import Any
 
@@ -20,8 +20,12 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,11 +34,14 @@ from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_outline, checkpoint_blocks, fill_outline, flops_per_token
 from ingot.backends.torch.compile import compiled, compiles
 from ingot.backends.torch.state import WeightAverage
+from ingot.config.memory import FLOAT
 from ingot.config.schema import Config
+from ingot.model import chunked_loss
+from ingot.model.cross_entropy import loss_and_grad
 from ingot.optim.groups import make_optimizers
 
 CPU = torch.device("cpu")
-HOPPER_KERNELS = ("qkv", "gate")  # kernels that need quack-kernels or FlashAttention 4, assumed on Hopper GPUs only
+TOKENS_PER_DOCUMENT = 256  # assumed for data.document_mask; only the size of the list of document starts depends on it
 
 
 class LiveBytes(TorchDispatchMode):
@@ -43,6 +50,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, logits: set[tuple[int, int]]):
         super().__init__()
         self.part, self.live, self.peak = "workspace", Counter[str](), Counter[str]()
+        self.sent = 0  # bytes of collectives
         self._logits, self._held = logits, dict[int, tuple[str, int]]()
 
     @classmethod
@@ -52,9 +60,11 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            self.sent += max(x.nbytes for x in tree_leaves(args) if isinstance(x, Tensor)) * (2 if "allreduce" in str(func) else 1)
         for t in tree_leaves(result):
             if isinstance(t, Tensor):
-                self.hold(t)
+                self.hold(local(t))
         return result
 
     def hold(self, t: Tensor, part: str | None = None) -> None:
@@ -173,15 +183,24 @@ def _compiler(live: LiveBytes) -> Any:
     )
 
 
-def simulate_step(config: Config, vocab_size: int, world_size: int, micro_batch: int, kernels: Sequence[str]) -> StepMemory:
-    """Simulate a step of one rank on a GPU in micro-batches of `micro_batch` rows; return the bytes at the peak by part."""
-    t, length = config.training, config.data.seq_len
-    rows = -(-config.rows_per_step // world_size)
-    precision = "bf16" if t.precision == "auto" else t.precision
+def simulate_step(
+    config: Config, vocab_size: int, world_size: int, parallel: str, micro_batch: int, every: int, kernels: Sequence[str]
+) -> StepMemory:
+    """Simulate a step of one of `world_size` ranks on a GPU, in micro-batches of `micro_batch` rows.
+
+    `parallel` is ddp or fsdp, `every` the k of gradient checkpointing (every k-th block; 0: none).
+    """
+    t, length, tokens = config.training, config.data.seq_len, micro_batch * config.data.seq_len
+    passes = -(-config.rows_per_step // (world_size * micro_batch))
+    dtype = tune.DTYPES["bf16" if t.precision == "auto" else t.precision]
     outline = build_outline(config, vocab_size)
-    head = len(outline.head) if hasattr(outline, "head") else config.model.vocab_size or vocab_size
-    chunk = t.loss_chunk or micro_batch * length
-    live = LiveBytes({(micro_batch * length, head), (min(chunk, micro_batch * length), head)})
+    parameters, flops, matmul_flops = (
+        sum(p.numel() for p in outline.parameters()), flops_per_token(outline, length), flops_per_token(outline, 1)
+    )  # fmt: skip
+    head: tuple[int, int] = getattr(outline, "head", torch.empty(vocab_size, 0, device="meta")).shape
+    others = {size for p in outline.parameters() if p.shape != head for size in p.shape}
+    # Where another matrix has as many rows as the head, logits cannot be told by their shape, and count as activations.
+    live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
         model = fill_outline(outline, CPU)
@@ -189,47 +208,77 @@ def simulate_step(config: Config, vocab_size: int, world_size: int, micro_batch:
         tune.use_form(model, "flash4")
         for module in model.modules():  # attention with dropout takes no more memory on a GPU, but does on a CPU
             if hasattr(module, "form") and hasattr(module, "dropout"):
-                module.dropout = 0.0
-        if t.gradient_checkpointing:
-            checkpoint_blocks(model, int(t.gradient_checkpointing))
-        optimizer_section = config.optimizer
-        if optimizer_section.muon_precision == "auto" and precision != "fp32":
-            optimizer_section = optimizer_section.model_copy(update={"muon_precision": "bf16"})
-        module: nn.Module = model
-        is_compiled = compiles(t, config.model.family, on_cuda=True)
-        if is_compiled:
-            module = compiled(model, True, 1, blocks=t.compile == "blocks", backend=_compiler(live))
+                module.dropout = 0.0  # type: ignore[assignment]
+        sharded = parallel == "fsdp" and world_size > 1
+        if sharded:
+            stack.enter_context(_sharded(model, world_size, dtype))
+        if every:
+            checkpoint_blocks(model, every)
+        step_module = model
+        if is_compiled := compiles(t, config.model.family, on_cuda=True):
+            nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or sharded
+            step_module = compiled(model, nested, 1, blocks=blocks, backend=_compiler(live))
+            if t.loss_chunk:  # compiles its own graph
+                stack.callback(setattr, chunked_loss, "_compiled_grad", chunked_loss._compiled_grad)
+                grad_of = torch.compile(loss_and_grad, dynamic=False, backend=_compiler(live))
+                chunked_loss._compiled_grad = lambda: grad_of  # type: ignore[assignment]
         inputs = [torch.zeros(micro_batch, length, dtype=torch.int64) for _ in range(2)]
         if config.data.document_mask:
-            inputs.append(torch.zeros(micro_batch * length // 256, dtype=torch.int32))
+            inputs.append(torch.zeros(tokens // TOKENS_PER_DOCUMENT, dtype=torch.int32))
 
-        def backward() -> None:
-            live.part = "activations"
-            with torch.autocast("cpu", tune.DTYPES[precision], enabled=precision != "fp32"):
-                loss = module(*inputs)
+        def run_pass() -> None:
+            live.part, live.sent = "activations", 0
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                loss = step_module(*inputs)
             live.part = "workspace"
             loss.float().backward()
 
         if is_compiled:
-            backward()  # compile
-            module.zero_grad()
+            run_pass()  # compile before counting: tracing makes tensors, too
+            model.zero_grad()
         stack.enter_context(live)
         for p in model.parameters():
-            live.hold(p, "weights")
-            p.register_post_accumulate_grad_hook(lambda p: p.grad is None or live.hold(p.grad, "gradients"))
-        for b in (*inputs, *model.buffers()):
-            live.hold(b, "workspace")
+            live.hold(local(p), "weights")
+            p.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else live.hold(local(p.grad), "gradients"))
+            if world_size > 1 and not sharded:  # DDP keeps its buckets, of which gradients are views
+                p.grad = torch.zeros_like(p)
+                live.hold(p.grad, "gradients")
+        for x in (*inputs, *model.buffers()):
+            live.hold(x, "workspace")
         live.part = "optimizer"
+        muon = {"muon_precision": "bf16"} if config.optimizer.muon_precision == "auto" and dtype != torch.float32 else {}
         average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
-        optimizers = make_optimizers(model, optimizer_section, CPU)
-        for step in range(2):  # the first step creates the optimizer state
+        optimizers = make_optimizers(model, config.optimizer.model_copy(update=muon), CPU)
+        for first in (True, False):  # the first step creates the optimizer state
             live.peak = Counter()
-            for _ in range(min(2, -(-rows // micro_batch))):
-                backward()
-            live.part = "optimizer" if step == 0 else "workspace"
+            for _ in range(min(2, passes)):  # with gradients of the passes before, from the second on
+                run_pass()
+            live.part = "optimizer" if first else "workspace"
             for optimizer in optimizers:
                 optimizer.step()
             if average is not None:
                 average.update(0.999, torch.zeros(()))
-            module.zero_grad()
-        return StepMemory(dict(live.peak), sum(p.numel() for p in model.parameters()), flops_per_token(model, length))
+            model.zero_grad(set_to_none=world_size == 1 or sharded)
+    sent = live.sent * passes if sharded else 2 * FLOAT * parameters * (world_size > 1)
+    return StepMemory(dict(live.peak), parameters, flops, matmul_flops, sent * (world_size - 1) // world_size, passes)
+
+
+@contextlib.contextmanager
+def _sharded(model: nn.Module, world_size: int, dtype: torch.dtype) -> Iterator[None]:
+    """Shard a model with FSDP2 over ranks of a fake process group, in which collectives return at once."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        with unset_fake_temporarily():
+            mesh = init_device_mesh("cpu", (world_size,))
+        scalars = {p for p in model.parameters() if not p.dim()}  # FSDP2 cannot shard them
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        for module in (*getattr(model, "blocks", ()), model):
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=scalars)
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def local(t: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    return t._local_tensor if isinstance(t, DTensor) else t
