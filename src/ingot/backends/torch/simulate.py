@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
 from operator import getitem
 from typing import Any
 
@@ -32,13 +32,14 @@ from torch.utils._pytree import tree_leaves
 from ingot.backends.base import StepMemory
 from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_outline, checkpoint_blocks, fill_outline, flops_per_token
-from ingot.backends.torch.compile import compiled, compiles
+from ingot.backends.torch.compile import compiled, compiles, uses_cuda_graphs
 from ingot.backends.torch.state import WeightAverage
 from ingot.config.memory import FLOAT
 from ingot.config.schema import Config
 from ingot.model import chunked_loss
 from ingot.model.cross_entropy import loss_and_grad
 from ingot.optim.groups import make_optimizers
+from ingot.runtime.ranks import Ranks
 
 CPU = torch.device("cpu")
 TOKENS_PER_DOCUMENT = 256  # assumed for data.document_mask; only the size of the list of document starts depends on it
@@ -136,18 +137,16 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
             sources |= dict.fromkeys(fused, read)
         if len(fused) < len(made):
             last |= dict.fromkeys(read, i)
-    ends: list[list[int]] = [[] for _ in steps]
-    for key, i in last.items():
-        if key not in results:
-            ends[i].append(key)
+    ends = defaultdict(list)
+    for key in last.keys() - results:
+        ends[last[key]].append(key)
     program = [(kind, [part for part in made if root[part] in stored], ends[i]) for i, (kind, made, _) in enumerate(steps)]
     unread = {root[node] for node in inputs if node in root} - last.keys() - results
 
     @torch.no_grad()
     def run(args: list[Any]) -> list[Any]:
         part = live.part
-        held = {root[node]: value for node, value in zip(inputs, args, strict=True) if node in root}
-        others = {node: value for node, value in zip(inputs, args, strict=True) if node not in root}
+        held = {root.get(node): value for node, value in zip(inputs, args, strict=True)}
         args.clear()  # the caller gives up its references, so that saved activations can be freed
         for key in unread:
             del held[key]
@@ -164,10 +163,8 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
                 for key in ended:
                     del held[key]
         live.part = part
-        return [
-            held[root[node]].as_strided(value.shape, value.stride(), value.storage_offset())
-            if isinstance(value := node and values.get(node), Tensor) else others.get(node) for node in outputs
-        ]  # fmt: skip
+        found = ((held[root[node]], values[node]) if node in root else None for node in outputs)
+        return [pair and pair[0].as_strided(pair[1].shape, pair[1].stride(), pair[1].storage_offset()) for pair in found]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
@@ -184,14 +181,15 @@ def _compiler(live: LiveBytes) -> Any:
 
 
 def simulate_step(
-    config: Config, vocab_size: int, world_size: int, parallel: str, micro_batch: int, every: int, kernels: Sequence[str]
+    config: Config, vocab_size: int, world_size: int, parallel: str, micro_batch: int, every: int, missing: Collection[str] = ()
 ) -> StepMemory:
     """Simulate a step of one of `world_size` ranks on a GPU, in micro-batches of `micro_batch` rows.
 
-    `parallel` is ddp or fsdp, `every` the k of gradient checkpointing (every k-th block; 0: none).
+    `parallel` is ddp or fsdp. Every `every`-th block is checkpointed (0: none). The GPU lacks the kernels `missing`.
     """
     t, length, tokens = config.training, config.data.seq_len, micro_batch * config.data.seq_len
     passes = -(-config.rows_per_step // (world_size * micro_batch))
+    is_compiled = compiles(t, config.model.family, on_cuda=True)
     dtype = tune.DTYPES["bf16" if t.precision == "auto" else t.precision]
     outline = build_outline(config, vocab_size)
     parameters, flops, matmul_flops = (
@@ -204,7 +202,10 @@ def simulate_step(
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
         model = fill_outline(outline, CPU)
-        tune.use_kernels(model, kernels)
+        on_graphs = uses_cuda_graphs(config, vocab_size, is_compiled, True, Ranks(world_size=world_size))
+        launch_bound = not on_graphs and passes * tokens <= tune.SHORT_STEP_TOKENS
+        usable = dtype == torch.bfloat16
+        tune.use_kernels(model, {*tune.kernels_to_try(t.kernels if usable else "off", launch_bound)} - {*missing})
         tune.use_form(model, "flash4")
         for module in model.modules():  # attention with dropout takes no more memory on a GPU, but does on a CPU
             if hasattr(module, "form") and hasattr(module, "dropout"):
@@ -215,7 +216,7 @@ def simulate_step(
         if every:
             checkpoint_blocks(model, every)
         step_module = model
-        if is_compiled := compiles(t, config.model.family, on_cuda=True):
+        if is_compiled:
             nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or sharded
             step_module = compiled(model, nested, 1, blocks=blocks, backend=_compiler(live))
             if t.loss_chunk:  # compiles its own graph
