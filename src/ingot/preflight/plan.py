@@ -1,7 +1,7 @@
 """Plan a run before it is paid for: memory per GPU, speed, hours and cost on hardware that need not be present.
 
-Memory is that of a simulated step. Speed is the GPU's data-sheet rate times efficiencies measured on one H200 (benchmarks/RESULTS.md),
-which other GPUs and widths are assumed to reach; communication takes as long as its bytes at BUS_EFFICIENCY of the link's rate.
+Memory is that of a simulated step. Speed is the GPU's data-sheet rate times efficiencies fitted to measurements on one H200
+(benchmarks/RESULTS.md), which other GPUs and widths are assumed to reach. Collectives reach BUS_EFFICIENCY of the links' rates.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
         if peak <= usable:
             break
     factor = 1 + (1 / (3 * every) if every else 0)  # checkpointed blocks run forward twice
-    efficiency = float(np.interp(math.log2(config.model.width), [math.log2(width) for width in EFFICIENCY], [*EFFICIENCY.values()]))
+    efficiency = float(np.interp(math.log2(config.model.width), np.log2([*EFFICIENCY]), [*EFFICIENCY.values()]))
     attention = (step.flops_per_token - step.matmul_flops_per_token) / 2
     rate = PEAK_FLOPS[hardware.name]
     compute = rows * length * factor * (step.matmul_flops_per_token / efficiency + attention / ATTENTION_EFFICIENCY) / rate
@@ -121,8 +121,8 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     count = tokens or total_tokens(config) or optimal
     hours = count / speed / 3600
     return Plan(
-        gpu=gpu, gpus=gpus, parallel=parallel if gpus > 1 else "none", micro_batch=size, micro_batches=step.passes, checkpointed=every,
-        parameters=step.parameters, flops_per_token=step.flops_per_token,
+        gpu=gpu, gpus=gpus, parallel=parallel if gpus > 1 else "none",
+        micro_batch=size, micro_batches=step.passes, checkpointed=every, parameters=step.parameters, flops_per_token=step.flops_per_token,
         memory=dict(step.parts), memory_bytes=peak, usable_bytes=usable, fits=peak <= usable,
         compute_seconds=compute, optimizer_seconds=optimizer,
         communication_bytes=step.sent, communication_seconds=sending, exposed_seconds=exposed,

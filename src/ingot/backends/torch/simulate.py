@@ -45,11 +45,11 @@ CPU = torch.device("cpu")
 TOKENS_PER_DOCUMENT = 256  # assumed for data.document_mask; only the size of the list of document starts depends on it
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all live tensors by part of memory, and keeps the counts at the peak."""
 
     def __init__(self, logits: set[tuple[int, int]]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.live, self.peak = "workspace", Counter[str](), Counter[str]()
         self.sent = 0  # bytes of collectives
         self._logits, self._held = logits, dict[int, tuple[str, int]]()
@@ -62,7 +62,8 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            self.sent += max(x.nbytes for x in tree_leaves(args) if isinstance(x, Tensor)) * (2 if "allreduce" in str(func) else 1)
+            largest = max(x.nbytes for x in tree_leaves(args) if isinstance(x, Tensor))
+            self.sent += largest * (2 if "allreduce" in str(func) else 1)
         for t in tree_leaves(result):
             if isinstance(t, Tensor):
                 self.hold(local(t))
@@ -195,7 +196,7 @@ def simulate_step(
     parameters, flops, matmul_flops = (
         sum(p.numel() for p in outline.parameters()), flops_per_token(outline, length), flops_per_token(outline, 1)
     )  # fmt: skip
-    head: tuple[int, int] = getattr(outline, "head", torch.empty(vocab_size, 0, device="meta")).shape
+    head: Any = getattr(outline, "head", torch.empty(vocab_size, 0, device="meta")).shape
     others = {size for p in outline.parameters() if p.shape != head for size in p.shape}
     # Where another matrix has as many rows as the head, logits cannot be told by their shape, and count as activations.
     live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
@@ -240,7 +241,8 @@ def simulate_step(
         stack.enter_context(live)
         for p in model.parameters():
             live.hold(local(p), "weights")
-            p.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else live.hold(local(p.grad), "gradients"))
+            hook: Any = p.register_post_accumulate_grad_hook
+            hook(lambda p: None if p.grad is None else live.hold(local(p.grad), "gradients"))
             if world_size > 1 and not sharded:  # DDP keeps its buckets, of which gradients are views
                 p.grad = torch.zeros_like(p)
                 live.hold(p.grad, "gradients")
