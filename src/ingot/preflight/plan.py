@@ -122,7 +122,8 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     hours = count / speed / 3600
     return Plan(
         gpu=gpu, gpus=gpus, parallel=parallel if gpus > 1 else "none",
-        micro_batch=size, micro_batches=step.passes, checkpointed=every, parameters=step.parameters, flops_per_token=step.flops_per_token,
+        micro_batch=size, micro_batches=step.passes, checkpointed=every,
+        parameters=step.parameters, flops_per_token=step.flops_per_token,
         memory=dict(step.parts), memory_bytes=peak, usable_bytes=usable, fits=peak <= usable,
         compute_seconds=compute, optimizer_seconds=optimizer,
         communication_bytes=step.sent, communication_seconds=sending, exposed_seconds=exposed,

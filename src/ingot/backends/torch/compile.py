@@ -91,7 +91,7 @@ def compiled(
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
     if blocks:
         return CompiledBlocks(model, backend)
-    options = {"triton.cudagraphs": True} if cuda_graphs else None
+    options: Any = {"triton.cudagraphs": True} if cuda_graphs else None
     graph: Any = torch.compile(model, dynamic=False, backend=backend, options=options)
     if callable(make_ready := getattr(model, "make_ready", None)):  # computes masks before the graph runs
         graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
