@@ -36,7 +36,7 @@ from ingot.backends.torch.compile import compiled, compiles, uses_cuda_graphs
 from ingot.backends.torch.state import WeightAverage
 from ingot.config.memory import FLOAT
 from ingot.config.schema import Config
-from ingot.model import chunked_loss
+from ingot.model import chunked_loss, loss
 from ingot.model.cross_entropy import loss_and_grad
 from ingot.optim.groups import make_optimizers
 from ingot.runtime.ranks import Ranks
@@ -171,7 +171,7 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
     return run
 
 
-def _compiler(live: LiveBytes) -> Any:
+def compiler(live: LiveBytes) -> Any:
     """Return a backend for torch.compile whose graphs only allocate memory."""
     return aot_autograd(
         fw_compiler=lambda graph, _: allocations(graph, live, forward=True),
@@ -219,11 +219,12 @@ def simulate_step(
         step_module = model
         if is_compiled:
             nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or sharded
-            step_module = compiled(model, nested, 1, blocks=blocks, backend=_compiler(live))
-            if t.loss_chunk:  # compiles its own graph
-                stack.callback(setattr, chunked_loss, "_compiled_grad", chunked_loss._compiled_grad)
-                grad_of = torch.compile(loss_and_grad, dynamic=False, backend=_compiler(live))
-                chunked_loss._compiled_grad = lambda: grad_of  # type: ignore[assignment]
+            step_module = compiled(model, nested, 1, blocks=blocks, backend=compiler(live))
+        # The chunked loss compiles a graph of its own, and the loss for CPUs is not the GPU's.
+        grad_of = torch.compile(loss_and_grad, dynamic=False, backend=compiler(live))
+        for module, name, used in ((chunked_loss, "_compiled_grad", lambda: grad_of), (loss, "host_loss", lambda *_: None)):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, used)
         inputs = [torch.zeros(micro_batch, length, dtype=torch.int64) for _ in range(2)]
         if config.data.document_mask:
             inputs.append(torch.zeros(tokens // TOKENS_PER_DOCUMENT, dtype=torch.int32))
@@ -231,9 +232,9 @@ def simulate_step(
         def run_pass() -> None:
             live.part, live.sent = "activations", 0
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                loss = step_module(*inputs)
+                mean = step_module(*inputs)
             live.part = "workspace"
-            loss.float().backward()
+            mean.float().backward()
 
         if is_compiled:
             run_pass()  # compile before counting: tracing makes tensors, too
