@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.backends.base import StepMemory
 from ingot.backends.open import simulate_step
-from ingot.config.memory import recomputed_every
+from ingot.config.memory import FULL, model_size, recomputed_every, row_bytes, state_bytes
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.preflight.data_checks import total_tokens
@@ -93,19 +93,20 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     refuse_idle_ranks(config, gpus)
     hardware, t, length = GPUS[gpu], config.training, config.data.seq_len
     vocab_size = validate(config, gpus, thorough=False, fresh=True).vocab_size
-    every, usable = recomputed_every(config, vocab_size, int(hardware.memory * GIB)), int(USABLE * hardware.memory * GIB)
-    rows, wanted = -(-config.rows_per_step // gpus), getattr(t, "parallel", "auto")
-    kinds = ("ddp", "fsdp")[: 1 + (gpus > 1)] if wanted == "auto" else ("fsdp" if wanted in ("fsdp", "hsdp") else "ddp",)
-    for parallel in kinds:  # `auto` shards the model only if replicas do not fit
-        size = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
-        while True:
-            step = simulate_step(config, vocab_size, gpus, parallel, size, every, hardware.missing)
-            peak = sum(step.parts.values())
-            if peak <= usable or size == 1 or t.micro_batch != "auto":
-                break
-            size = _smaller(size, step, usable)
-        if peak <= usable:
+    memory, rows = int(hardware.memory * GIB), -(-config.rows_per_step // gpus)
+    every, usable = recomputed_every(config, vocab_size, memory), int(USABLE * memory)
+    parallel = getattr(t, "parallel", "auto")
+    if parallel == "auto":  # sharded only if replicas would not fit
+        size = model_size(config, vocab_size)
+        fits = size is None or state_bytes(config, size) + row_bytes(config, vocab_size, True) <= FULL * memory
+        parallel = "ddp" if fits else "fsdp"
+    rows_at_once = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
+    while True:
+        step = simulate_step(config, vocab_size, gpus, parallel, rows_at_once, every, hardware.missing)
+        peak = sum(step.parts.values())
+        if peak <= usable or rows_at_once == 1 or t.micro_batch != "auto":
             break
+        rows_at_once = _smaller(rows_at_once, step, usable)
     factor = 1 + (1 / (3 * every) if every else 0)  # checkpointed blocks run forward twice
     efficiency = float(np.interp(math.log2(config.model.width), np.log2([*EFFICIENCY]), [*EFFICIENCY.values()]))
     attention = (step.flops_per_token - step.matmul_flops_per_token) / 2
@@ -122,14 +123,14 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     hours = count / speed / 3600
     return Plan(
         gpu=gpu, gpus=gpus, parallel=parallel if gpus > 1 else "none",
-        micro_batch=size, micro_batches=step.passes, checkpointed=every,
+        micro_batch=rows_at_once, micro_batches=step.passes, checkpointed=every,
         parameters=step.parameters, flops_per_token=step.flops_per_token,
         memory=dict(step.parts), memory_bytes=peak, usable_bytes=usable, fits=peak <= usable,
         compute_seconds=compute, optimizer_seconds=optimizer,
         communication_bytes=step.sent, communication_seconds=sending, exposed_seconds=exposed,
         tokens_per_second=speed, mfu=speed * step.flops_per_token / (gpus * rate), tokens=count, optimal_tokens=optimal,
         hours=hours, cost=None if price is None else hours * gpus * price,
-        advice=_advice(config, step, size, every, parallel, usable),
+        advice=_advice(config, step, rows_at_once, every, parallel, usable),
     )  # fmt: skip
 
 
