@@ -68,9 +68,10 @@ def main() -> None:
     for name in arguments.shape or shapes:
         config = shapes[name].config()
         plan = make_plan(config, 1, "h200")
+        peak, predicted = plan["memory_bytes"] / GIB, plan["tokens_per_second"]
         gib, speed = RECORDED[name] if recorded else measure(config, arguments.steps)
-        memory = f"{plan.memory_bytes / GIB:.2f} | {gib:.2f} | {plan.memory_bytes / GIB / gib:.3f}"
-        rate = f"{plan.tokens_per_second:,.0f} | {speed:,.0f} | {plan.tokens_per_second / speed:.3f}"
+        memory = f"{peak:.2f} | {gib:.2f} | {peak / gib:.3f}"
+        rate = f"{predicted:,.0f} | {speed:,.0f} | {predicted / speed:.3f}"
         print(f"| {name} | {memory} | {rate} |", flush=True)
         torch._dynamo.reset()
         if torch.cuda.is_available():

@@ -150,17 +150,17 @@ def test_settings_that_need_memory_of_their_own_are_simulated(changes):
 def test_a_plan_for_1024_gpus_adds_up():
     config = config_of(training__tokens_per_step=1024 * 128, optimizer__name="adamw")
     plan = make_plan(config, 1024, "h100", price=2.0, tokens=10**9)
-    assert sum(plan.memory.values()) == plan.memory_bytes <= plan.usable_bytes and plan.fits
-    assert plan.communication_bytes == 2 * FLOAT * plan.parameters * 1023 // 1024
-    assert plan.hours * 3600 * plan.tokens_per_second == pytest.approx(10**9)
-    assert plan.cost == pytest.approx(plan.hours * 1024 * 2.0)
-    assert plan.optimal_tokens == 20 * plan.parameters
+    assert sum(plan["memory"].values()) == plan["memory_bytes"] <= plan["usable_bytes"] and plan["fits"]
+    assert plan["communication_bytes"] == 2 * FLOAT * plan["parameters"] * 1023 // 1024
+    assert plan["hours"] * 3600 * plan["tokens_per_second"] == pytest.approx(10**9)
+    assert plan["cost"] == pytest.approx(plan["hours"] * 1024 * 2.0)
+    assert plan["optimal_tokens"] == 20 * plan["parameters"]
 
 
 def test_auto_halves_the_micro_batch_until_it_fits():
     plan = make_plan(config_of(training__tokens_per_step=2**24, training__max_steps=1), 1, "4090")
-    assert plan.fits and plan.micro_batches > 1 and plan.micro_batch * plan.micro_batches >= 2**17
-    assert plan.memory_bytes > plan.usable_bytes / 4  # not smaller than needed
+    assert plan["fits"] and plan["micro_batches"] > 1 and plan["micro_batch"] * plan["micro_batches"] >= 2**17
+    assert plan["memory_bytes"] > plan["usable_bytes"] / 4  # not smaller than needed
 
 
 def test_the_table_fits_a_terminal_and_json_has_the_same_numbers(call):
@@ -206,5 +206,5 @@ def test_validate_checks_the_memory_of_a_named_gpu(call, data):
 )
 def test_plans_agree_with_measurements_on_an_h200(recipe, changes, gib, speed):
     plan = make_plan(load_config(recipe=recipe, overrides=changes, environment={}).config, 1, "h200")
-    assert plan.tokens_per_second == pytest.approx(speed, rel=0.15)
-    assert 0.88 * gib <= plan.memory_bytes / 2**30 <= gib
+    assert plan["tokens_per_second"] == pytest.approx(speed, rel=0.15)
+    assert 0.88 * gib <= plan["memory_bytes"] / 2**30 <= gib

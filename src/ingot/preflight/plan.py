@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from ingot.preflight.data_checks import total_tokens
 from ingot.preflight.validate import Report, validate
 from ingot.runtime.devices import PEAK_FLOPS
 from ingot.train.step_plan import refuse_idle_ranks
+
+Plan = dict[str, Any]
 
 GIB = 2**30
 PER_NODE = 8  # GPUs of one node, connected by NVLink or PCIe
@@ -54,38 +57,11 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a run would need and how fast it would be; memory and communication are those of one GPU."""
-
-    gpu: str
-    gpus: int
-    parallel: str
-    micro_batch: int
-    micro_batches: int  # per step
-    checkpointed: int  # every k-th block; 0: none
-    parameters: int
-    flops_per_token: float
-    memory: dict[str, int]  # bytes by part
-    memory_bytes: int
-    usable_bytes: int
-    fits: bool
-    compute_seconds: float  # per step, like all of the following seconds
-    optimizer_seconds: float
-    communication_bytes: int
-    communication_seconds: float
-    exposed_seconds: float  # communication that does not overlap with compute
-    tokens_per_second: float
-    mfu: float
-    tokens: int
-    optimal_tokens: int
-    hours: float
-    cost: float | None
-    advice: str
-
-
 def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, tokens: int | None = None) -> Plan:
-    """Plan a run of `tokens` tokens (default: those of the config's steps, else the compute-optimal number) on `gpus` GPUs."""
+    """Plan a run of `tokens` tokens (default: those of the config's steps, else the compute-optimal number) on `gpus` GPUs.
+
+    Memory and communication are those of one GPU; seconds and communication are those of a step.
+    """
     if gpu not in GPUS:
         raise ConfigError(f"unknown GPU {gpu!r}; use {', '.join(GPUS)}")
     if gpus < 1:
@@ -121,23 +97,26 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     optimal = TOKENS_PER_PARAMETER * step.parameters
     count = tokens or total_tokens(config) or optimal
     hours = count / speed / 3600
-    return Plan(
-        gpu=gpu, gpus=gpus, parallel=parallel if gpus > 1 else "none",
-        micro_batch=rows_at_once, micro_batches=step.passes, checkpointed=every,
-        parameters=step.parameters, flops_per_token=step.flops_per_token,
-        memory=dict(step.parts), memory_bytes=peak, usable_bytes=usable, fits=peak <= usable,
-        compute_seconds=compute, optimizer_seconds=optimizer,
-        communication_bytes=step.sent, communication_seconds=sending, exposed_seconds=exposed,
-        tokens_per_second=speed, mfu=speed * step.flops_per_token / (gpus * rate), tokens=count, optimal_tokens=optimal,
-        hours=hours, cost=None if price is None else hours * gpus * price,
-        advice=_advice(config, step, rows_at_once, every, parallel, usable),
-    )  # fmt: skip
+    return {
+        "gpu": gpu, "gpus": gpus, "parallel": parallel if gpus > 1 else "none", "micro_batch": rows_at_once,
+        "micro_batches": step.passes, "checkpointed": every,  # every k-th block; 0: none
+        "parameters": step.parameters, "flops_per_token": step.flops_per_token, "memory": dict(step.parts),
+        "memory_bytes": peak, "usable_bytes": usable, "fits": peak <= usable, "compute_seconds": compute,
+        "optimizer_seconds": optimizer, "communication_bytes": step.sent, "communication_seconds": sending,
+        "exposed_seconds": exposed,  # of communication, not overlapping with compute
+        "tokens_per_second": speed, "mfu": speed * step.flops_per_token / (gpus * rate), "tokens": count,
+        "optimal_tokens": optimal, "hours": hours, "cost": None if price is None else hours * gpus * price,
+        "advice": _advice(config, step, rows_at_once, every, parallel, usable),
+    }  # fmt: skip
+
+
+def _state(step: StepMemory) -> int:
+    return sum(step.parts.get(part, 0) for part in ("weights", "gradients", "optimizer"))
 
 
 def _smaller(size: int, step: StepMemory, usable: int) -> int:
     """Halve a micro-batch that does not fit until its memory, if proportional to its rows, would fit."""
-    state = sum(step.parts.get(part, 0) for part in ("weights", "gradients", "optimizer"))
-    most = size * (usable - state) / max(1, sum(step.parts.values()) - state)
+    most = size * (usable - _state(step)) / max(1, sum(step.parts.values()) - _state(step))
     size = (size + 1) // 2
     while size > max(1, most):
         size = (size + 1) // 2
@@ -147,10 +126,9 @@ def _smaller(size: int, step: StepMemory, usable: int) -> int:
 def _advice(config: Config, step: StepMemory, size: int, every: int, parallel: str, usable: int) -> str:
     """Return whether the step fits, and if not, which setting to change first."""
     peak = sum(step.parts.values())
-    state = sum(step.parts.get(part, 0) for part in ("weights", "gradients", "optimizer"))
     if peak <= usable:
         return f"It fits: {peak / GIB:.1f} GiB of {usable / GIB:.1f} usable."
-    if state > usable:
+    if _state(step) > usable:
         change = "use more GPUs or a smaller model" if parallel == "fsdp" else "use several GPUs, which can share the model"
     elif size > 1:
         change = f"set training.micro_batch to {_smaller(size, step, usable)}"
@@ -166,6 +144,6 @@ def _advice(config: Config, step: StepMemory, size: int, every: int, parallel: s
 def add_plan(report: Report, gpu: str) -> None:
     """Replace a report's estimate of memory by that of a simulated step on a GPU; add a finding if the step does not fit."""
     plan = make_plan(report.config, report.world_size, gpu)
-    report.memory = plan.memory_bytes
-    if not plan.fits:
-        report.findings.add("model.memory", "error", f"{gpu}: {plan.advice}")
+    report.memory = plan["memory_bytes"]
+    if not plan["fits"]:
+        report.findings.add("model.memory", "error", f"{gpu}: {plan['advice']}")

@@ -222,9 +222,9 @@ def simulate_step(
             step_module = compiled(model, nested, 1, blocks=blocks, backend=compiler(live))
         # The chunked loss compiles a graph of its own, and the loss for CPUs is not the GPU's.
         grad_of = torch.compile(loss_and_grad, dynamic=False, backend=compiler(live))
-        for module, name, used in ((chunked_loss, "_compiled_grad", lambda: grad_of), (loss, "host_loss", lambda *_: None)):
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, used)
+        for place, name, used in ((chunked_loss, "_compiled_grad", lambda: grad_of), (loss, "host_loss", lambda *_: None)):
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, used)
         inputs = [torch.zeros(micro_batch, length, dtype=torch.int64) for _ in range(2)]
         if config.data.document_mask:
             inputs.append(torch.zeros(tokens // TOKENS_PER_DOCUMENT, dtype=torch.int32))
