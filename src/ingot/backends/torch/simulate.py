@@ -36,6 +36,7 @@ from ingot.backends.torch.compile import compiled, compiles, uses_cuda_graphs
 from ingot.backends.torch.state import WeightAverage
 from ingot.config.memory import FLOAT
 from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
 from ingot.model import chunked_loss, loss
 from ingot.model.cross_entropy import loss_and_grad
 from ingot.optim.groups import make_optimizers
@@ -213,6 +214,8 @@ def simulate_step(
                 module.dropout = 0.0  # type: ignore[assignment]
         sharded = parallel == "fsdp" and world_size > 1
         if sharded:
+            if config.optimizer.name == "muon":
+                raise ConfigError("a plan with sharded weights needs {0}", Setting("optimizer.name", "adamw"))
             stack.enter_context(_sharded(model, world_size, dtype))
         if every:
             checkpoint_blocks(model, every)
