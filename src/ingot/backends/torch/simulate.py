@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -71,21 +71,40 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def hold(self, t: Tensor, part: str | None = None) -> None:
-        """Count the storage of a tensor as `part`, or else as the current part."""
+        """Count a tensor as `part`; by default, count a new one as logits, by its shape, or as the current part."""
         storage = t.untyped_storage()
+        if part is None and storage._cdata not in self._held:
+            part = "logits" if t.dim() > 1 and (t.numel() // t.size(-1), t.size(-1)) in self._logits else self.part
+        if part is not None:
+            self._count(storage, part)
+
+    def _count(self, storage: torch.UntypedStorage, part: str) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._held:
-            if part is None:
-                return
-            self.live.subtract({self._held[key][0]: size})
+            before, old = self._held[key]
+            self.live[before] -= old
         else:
             weakref.finalize(storage, self._release, key)
-        if part is None:
-            part = "logits" if t.dim() > 1 and (t.numel() // t.size(-1), t.size(-1)) in self._logits else self.part
         self._held[key] = part, size
         self.live[part] += size
         if self.live.total() > self.peak.total():
             self.peak = self.live.copy()
+
+    @contextlib.contextmanager
+    def seeing_resizes(self) -> Iterator[None]:
+        """Also count storages that are resized, as FSDP does to free and gather weights."""
+        plain: Any = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = plain(storage, size)
+            self._count(storage, self._held.get(storage._cdata, ("workspace", 0))[0])
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
 
     def _release(self, key: int) -> None:
         part, size = self._held.pop(key)
@@ -202,8 +221,15 @@ def simulate_step(
     # Where another matrix has as many rows as the head, logits cannot be told by their shape, and count as activations.
     live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
     torch._dynamo.reset()
-    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
-        model = fill_outline(outline, CPU)
+    with contextlib.ExitStack() as stack:
+        if sharded := parallel == "fsdp" and world_size > 1:
+            if config.optimizer.name == "muon":
+                raise ConfigError("a plan with sharded weights needs {0}", Setting("optimizer.name", "adamw"))
+            # Sharded before the tensors are fake, which takes a third of the time.
+            stack.enter_context(live.seeing_resizes())
+            stack.enter_context(_sharded(outline, world_size, dtype))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        model = outline.to_empty(device=CPU) if sharded else fill_outline(outline, CPU)
         on_graphs = uses_cuda_graphs(config, vocab_size, is_compiled, True, Ranks(world_size=world_size))
         launch_bound = not on_graphs and passes * tokens <= tune.SHORT_STEP_TOKENS
         usable = dtype == torch.bfloat16
@@ -212,11 +238,6 @@ def simulate_step(
         for module in model.modules():  # attention with dropout takes no more memory on a GPU, but does on a CPU
             if hasattr(module, "form") and hasattr(module, "dropout"):
                 module.dropout = 0.0  # type: ignore[assignment]
-        sharded = parallel == "fsdp" and world_size > 1
-        if sharded:
-            if config.optimizer.name == "muon":
-                raise ConfigError("a plan with sharded weights needs {0}", Setting("optimizer.name", "adamw"))
-            stack.enter_context(_sharded(model, world_size, dtype))
         if every:
             checkpoint_blocks(model, every)
         step_module = model
@@ -275,8 +296,7 @@ def _sharded(model: nn.Module, world_size: int, dtype: torch.dtype) -> Iterator[
     """Shard a model with FSDP2 over ranks of a fake process group, in which collectives return at once."""
     torch.distributed.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
     try:
-        with unset_fake_temporarily():
-            mesh = init_device_mesh("cpu", (world_size,))
+        mesh = init_device_mesh("cpu", (world_size,))
         scalars = {p for p in model.parameters() if not p.dim()}  # FSDP2 cannot shard them
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for module in (*getattr(model, "blocks", ()), model):
