@@ -181,6 +181,12 @@ def test_what_does_not_fit_is_exit_code_1_with_advice_that_helps(call):
     assert call("plan", *words, "--training.micro_batch", size)[0] == 0
 
 
+def test_a_model_too_large_for_one_gpu_is_told_to_use_several():
+    config = config_of(model__layers=48, model__width=2048, model__heads=16, training__tokens_per_step=128)
+    plan = make_plan(config, 1, "4090")
+    assert plan["parallel"] == "none" and not plan["fits"] and "use several GPUs" in plan["advice"]
+
+
 def test_unknown_gpus_and_idle_ranks_are_refused():
     with pytest.raises(ConfigError, match="unknown GPU 'tpu'; use h200"):
         make_plan(config_of(), 1, "tpu")

@@ -71,7 +71,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     vocab_size = validate(config, gpus, thorough=False, fresh=True).vocab_size
     memory, rows = int(hardware.memory * GIB), -(-config.rows_per_step // gpus)
     every, usable = recomputed_every(config, vocab_size, memory), int(USABLE * memory)
-    parallel = getattr(t, "parallel", "auto")
+    parallel = getattr(t, "parallel", "auto") if gpus > 1 else "none"
     if parallel == "auto":  # sharded only if replicas would not fit
         size = model_size(config, vocab_size)
         fits = size is None or state_bytes(config, size) + row_bytes(config, vocab_size, True) <= FULL * memory
@@ -98,7 +98,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     count = tokens or total_tokens(config) or optimal
     hours = count / speed / 3600
     return {
-        "gpu": gpu, "gpus": gpus, "parallel": parallel if gpus > 1 else "none", "micro_batch": rows_at_once,
+        "gpu": gpu, "gpus": gpus, "parallel": parallel, "micro_batch": rows_at_once,
         "micro_batches": step.passes, "checkpointed": every,  # every k-th block; 0: none
         "parameters": step.parameters, "flops_per_token": step.flops_per_token, "memory": dict(step.parts),
         "memory_bytes": peak, "usable_bytes": usable, "fits": peak <= usable, "compute_seconds": compute,
