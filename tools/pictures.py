@@ -68,7 +68,7 @@ def make(folder: Path) -> None:
 def run(command: str, folder: Path) -> None:
     """Run a command of a page; the program ends where it fails."""
     print(command, file=sys.stderr)
-    program, *rest = shlex.split(command)
+    program, *rest = [str(ROOT / word) if word.startswith("tools/") else word for word in shlex.split(command)]
     found = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
     if code := subprocess.run([found, *rest], cwd=folder, stdout=sys.stderr).returncode:
         sys.exit(f"{command} ended with exit code {code}")

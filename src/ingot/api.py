@@ -14,10 +14,11 @@ from ingot.console.progress import make_reporter
 from ingot.inference.model import LoadedModel, find_tokenizer, open_model, open_weights
 from ingot.preflight.auto import RECIPE, resolve_auto
 from ingot.preflight.validate import check_before_training
+from ingot.runs.mirror import local_run
 from ingot.runs.reporter import Reporter
 from ingot.runs.state import TrainingResult
 from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.resume import COMPLETE, completed_result
+from ingot.train.resume import COMPLETE, completed_result, fetch_runs
 from ingot.train.start import run
 
 
@@ -34,7 +35,7 @@ def load(
 
     `which` is `latest` or `best`. If the model lacks a tokenizer, pass `tokenizer` (name or file) or `data` (a data folder).
     """
-    weights = open_weights(Path(path), which)
+    weights = open_weights(local_run(str(path)), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
 
 
@@ -88,6 +89,7 @@ def train(
     resolved = sources.load() if recipe != RECIPE else None  # report config errors before showing progress
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
+        fetch_runs(resolved.config)
         if (result := completed_result(resolved.config)) is not None:
             shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
             return result

@@ -151,6 +151,10 @@ class PeerLost(RunError):
         self.exit_code = exit_code
 
 
+class NotFinite(RunError):
+    """Raised on every rank when the loss or a gradient is not finite, which would happen again after a restart."""
+
+
 class Interrupted(BaseException):
     """Raised when a stop is requested during work that the next session repeats from the start.
 
@@ -158,4 +162,5 @@ class Interrupted(BaseException):
     """
 
 
+NO_RESTART = 5  # exit code of a rank whose failure (NotFinite) has exit code 1, so that an elastic agent does not restart it
 INTERRUPTED = 130  # exit code of a program ended by SIGINT, by shell convention

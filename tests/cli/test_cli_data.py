@@ -371,7 +371,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert re.fullmatch(rf".*\b1 files.* b\.rst: .* not {re.escape(WHAT)}\n", result.stderr)
+    assert re.fullmatch(rf"[^\n]*b\.rst[^\n]*{re.escape(WHAT)}[^\n]*\n", result.stderr)
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

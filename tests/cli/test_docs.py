@@ -34,7 +34,7 @@ from ingot.train.resume import FIXED
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ingot\s|torchrun .*-m ingot\s")
-FILES = ("py", "safetensors", "gguf", "ingot")  # `model.py` is a file and no setting
+FILES = ("py", "safetensors", "gguf", "ingot", "onnx")  # `model.py` is a file and no setting
 
 
 def fences(page: Path) -> list[tuple[str, str]]:
@@ -179,9 +179,8 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         name, _, heading = target.partition("#")
         file = page.parent / name if name else page
         assert file.exists(), f"{page.name} links to {target}"
-        headings = {
-            re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.+)", file.read_text(), re.M)
-        }
+        lines = re.findall(r"^#+ (.+)", file.read_text(errors="replace"), re.M)
+        headings = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
         assert not heading or heading in headings, f"{page.name} links to {target}"
 
 

@@ -6,6 +6,7 @@ get the token. Other files are plain git blobs.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import socket
@@ -128,6 +129,40 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             self._answer()
+
+        def do_POST(self) -> None:
+            """Create a repository, or add files to it; all of them travel in the commit, none by LFS."""
+            path = unquote(urlsplit(self.path).path)
+            body = self.rfile.read(int(self.headers["Content-Length"])) if "Content-Length" in self.headers else self._chunks()
+            hub.requests.append(Request(self.command, path, None, self.headers.get("Authorization")))
+            answer: dict[str, Any] = {"errors": [], "warnings": []}  # of /api/validate-yaml
+            if hub.token is None or self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self._send(401, {"X-Error-Code": "RepoNotFound"})
+                return
+            if path == "/api/repos/create":
+                asked = json.loads(body)
+                repo = f"{asked['organization']}/{asked['name']}"
+                if repo not in hub.heads:
+                    hub.commit(repo, {})
+                answer = {"url": f"{hub.endpoint}/{repo}"}
+            elif path.endswith("/preupload/main"):
+                names = [file["path"] for file in json.loads(body)["files"]]
+                answer = {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+            elif path.endswith("/commit/main"):
+                repo = path.removeprefix("/api/models/").removesuffix("/commit/main")
+                added = [record["value"] for record in map(json.loads, body.splitlines()) if record["key"] == "file"]
+                files = {file["path"]: base64.b64decode(file["content"]) for file in added}
+                sha = hub.commit(repo, hub.commits[repo][hub.heads[repo]] | files)
+                answer = {"commitUrl": f"{hub.endpoint}/{repo}/commit/{sha}", "commitOid": sha}
+            self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+        def _chunks(self) -> bytes:
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
 
         def _answer(self) -> None:
             path = unquote(urlsplit(self.path).path)

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
-    began, counts, unbroken = time.monotonic(), Counter[str](), dict[tuple[str, int], dict[str, Any]]()
+    began, counts, unbroken = time.monotonic(), Counter[str](), dict[tuple[str, int, str], dict[str, Any]]()
     number, runs, failed = one or 0, 0, 0
     _in_child(lambda: _write_data(home))
     while (sum(counts.values()) < wanted or runs < len(SETTINGS)) if one is None else not runs:
@@ -52,7 +52,10 @@ def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
             print((home / f"case-{number}" / "printed").read_text())
         if wrong:
             failed += 1
-            print(f"--seed {seed} --case {number} ({case.name}, {case.ranks} ranks): {'; '.join(wrong)}", flush=True)
+            print(
+                f"--seed {seed} --case {number} ({case.name}, {case.ranks} ranks, {case.parallel}): {'; '.join(wrong)}",
+                flush=True,
+            )
         shutil.rmtree(home / f"case-{number}", ignore_errors=True)
         number, runs = number + 1, runs + 1
     told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
@@ -60,13 +63,13 @@ def _run(home: Path, seed: int, wanted: int, one: int | None) -> int:
     return 1 if failed else 0
 
 
-def _life(case: Case, home: Path, unbroken: dict[tuple[str, int], dict[str, Any]]) -> tuple[list[str], list[str]]:
+def _life(case: Case, home: Path, unbroken: dict[tuple[str, int, str], dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Kill the sessions of a case and let the last one end; what killed them, and what is not as in a run without kills."""
     from .sessions import session
 
-    key = (case.name, case.ranks)
+    key = (case.name, case.ranks, case.parallel)
     if key not in unbroken:
-        reference = home / f"{case.name}-{case.ranks}"
+        reference = home / "-".join(map(str, key))
         reference.mkdir()
         session(case, reference)
         unbroken[key] = end_of(reference / "run")

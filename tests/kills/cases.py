@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama-averaged": {"model.family": "llama", "model.kv_heads": 2, "optimizer.ema_decay": 0.9, "evaluation.every": 1},
 }
 SCORED = "scored"
-RANKS = (1, 3, 1)
+TOPOLOGIES = ((1, "auto"), (3, "ddp"), (1, "auto"), (3, "fsdp"), (4, "hsdp"))
 
 # What a run says it waits for before it is killed, and how often it can say that; None: nothing in particular.
 WORDS: dict[str | None, int] = {None: 1, "evaluating": 12, "sampling": 3, "step": STEPS, "saving": 1, "exporting": 1, "saved": 5}
@@ -72,24 +72,25 @@ class Case:
     number: int
     name: str
     ranks: int
+    parallel: str
     moments: list[Moment] = field(default_factory=list)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """By dotted names; paths are seen from the folder of the case."""
-        return {**TINY, "data.path": "../data", **SETTINGS[self.name]}
+        return {**TINY, "data.path": "../data", "training.parallel": self.parallel, **SETTINGS[self.name]}
 
 
 def make_case(seed: int, number: int) -> Case:
     """The case of a number; settings and ranks go round, so that a few cases have all of them."""
     draw = random.Random(f"{seed} {number}")
-    ranks = RANKS[number % len(RANKS)]
+    ranks, parallel = TOPOLOGIES[number % len(TOPOLOGIES)]
     name = list(SETTINGS)[number % len(SETTINGS)]
     if name == SCORED:
         moments = [Moment(words="scoring the artifact", operations=0), _moment(draw, ranks)]
     else:
         moments = [_moment(draw, ranks) for _ in range(draw.randint(1, 3))]
-    return Case(number, name, ranks, moments)
+    return Case(number, name, ranks, parallel, moments)
 
 
 def _moment(draw: random.Random, ranks: int) -> Moment:

@@ -80,7 +80,7 @@ class Dies(Reporter):
 def session(case: Case, folder: Path, moment: Moment | None = None) -> bool:
     """Run a session in a folder; whether it was ended by the moment. An end of another kind than that is an AssertionError."""
     port = str(random.randrange(20000, 32000))
-    resolved = _resolved(case.name)
+    resolved = _resolved(case.name, case.ranks, case.parallel)
     ranks = [_fork(case, resolved, folder, rank, port, moment) for rank in range(case.ranks)]
     if moment is not None and moment.seconds is not None:
         threading.Timer(moment.seconds, _send, (ranks[moment.rank], moment.signal)).start()
@@ -101,8 +101,8 @@ def session(case: Case, folder: Path, moment: Moment | None = None) -> bool:
 
 
 @cache
-def _resolved(name: str) -> ResolvedConfig:
-    return load_config(python=dict(Case(0, name, 1).settings), environment={})
+def _resolved(name: str, ranks: int, parallel: str) -> ResolvedConfig:
+    return load_config(python=dict(Case(0, name, ranks, parallel).settings), environment={})
 
 
 def _fork(case: Case, resolved: ResolvedConfig, folder: Path, rank: int, port: str, moment: Moment | None) -> int:
@@ -118,7 +118,8 @@ def _fork(case: Case, resolved: ResolvedConfig, folder: Path, rank: int, port: s
         os.dup2(printed, 2)
         if case.ranks > 1:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case.ranks)}
-            os.environ |= {"LOCAL_WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            per_node = case.ranks // 2 if case.parallel == "hsdp" else case.ranks
+            os.environ |= {"LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         dies = moment is not None and moment.seconds is None and moment.rank == rank
         reporter = Dies(moment) if dies and moment is not None else None
         run(resolved, reporter)

@@ -50,7 +50,6 @@ def test_a_device_that_there_cannot_be(config, device):
         ({"training__precision": "fp16"}, "training.precision=fp16 is not supported by training.device=mlx"),
         ({"training__deterministic": True}, "training.deterministic=true needs torch"),
         ({"training__threads": 1}, "training.threads=1 needs torch"),
-        ({"model__family": "frontier"}, "model.family=frontier needs torch"),
     ],
 )
 def test_settings_that_the_device_does_not_take(config, changes, said):

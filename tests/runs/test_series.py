@@ -109,6 +109,14 @@ def test_an_evaluation_has_the_tokens_that_were_trained_before_it(path):
     assert column(series, "tokens", "evaluation") == [500.0] and column(series, "val_bpb", "evaluation") == [1.5]
 
 
+def test_the_slowest_rank_is_that_of_the_last_record_whose_numbers_are_valid(path):
+    assert Series(path).read().slowest_rank is None
+    with path.open("a") as file:
+        for p50 in ([0.2, 0.3, 0.1], [0.2, None], "fast", []):
+            file.write(json.dumps({"kind": "ranks", "step": 5, "p50": p50, "p95": p50}) + "\n")
+    assert Series(path).read().slowest_rank == [1, 0.3, 0.2]
+
+
 def test_seconds_of_a_step_are_those_between_lines_of_one_session(path):
     with path.open("a") as file:
         file.write(line(7, elapsed_seconds=2.5) + line(8, elapsed_seconds=100.0, session=2))

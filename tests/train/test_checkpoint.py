@@ -209,10 +209,10 @@ def test_a_folder_without_checkpoints_has_no_newest_one(tmp_path):
 
 
 def test_a_checkpoint_of_a_newer_ingot_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("ingot.runs.checkpoints.VERSION", 2)
+    monkeypatch.setattr("ingot.runs.checkpoints.UNSHARDED", 3)
     path = save(tmp_path, 4)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"version 2, .* upgrade Ingot"):
+    with pytest.raises(CheckpointError, match=r"version 3, .* upgrade Ingot"):
         load_checkpoint(path)
 
 

@@ -93,6 +93,29 @@ def test_the_exported_model_scores_as_the_run_did_and_writes(unbroken: tuple[str
     assert texts == [small.generate(prompt, tokens=40, temperature=0, use_cache=False).removeprefix(prompt) for prompt in prompts]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_on_mlx_is_the_run_on_torch_resumes_bitwise_and_moves_between_both(recipe: str, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'ingot-lm[mlx]'", exc_type=ImportError)
+    # The first gradients of mixes are rounding noise around 0, which the recipes' epsilon and learning rates would amplify.
+    on_torch: dict[str, Any] = {"optimizer__epsilon": 1e-4, "optimizer__muon_learning_rate": 0.01}
+    on_mlx = {**on_torch, "training__device": "mlx", "training__threads": "auto"}
+    theirs, ours = tmp_path / "torch", tmp_path / "mlx"
+    train(recipe, data, theirs, **on_torch)
+    train(recipe, data, ours, **on_mlx)
+    resumed, back, moved = killed_after(ours, 5), killed_after(ours, 6), killed_after(theirs, 4)
+    for folder, settings in ((resumed, on_mlx), (back, on_torch), (moved, on_mlx)):
+        assert train(recipe, data, folder, **settings).status == "completed"
+    assert state_of(resumed) == state_of(ours)
+    expected = [record["loss"] for record in records(theirs, "train")]
+    for folder in (ours, back, moved):
+        assert [record["loss"] for record in records(folder, "train")] == pytest.approx(expected, abs=1e-3)
+    for folder in (theirs, ours):
+        here, there = (ingot.load(folder / "artifact" / "model.safetensors", device=device) for device in ("mlx", "cpu"))
+        assert here.evaluate().bits_per_byte == pytest.approx(there.evaluate().bits_per_byte, abs=1e-5)
+        assert here.evaluate().bits_per_byte == pytest.approx(scored(folder), abs=1e-5)
+        assert here.generate("abc", tokens=40, temperature=0) == there.generate("abc", tokens=40, temperature=0)
+
+
 @pytest.mark.parametrize("stride", ["32", "5"])
 def test_the_self_test_passes_with_rows_that_overlap_or_not(
     unbroken: tuple[str, Path], stride: str, capsys: pytest.CaptureFixture[str]
@@ -149,7 +172,7 @@ def test_the_table_at_the_end_does_not_say_sliding_and_json_does(
     assert json.loads(capsys.readouterr().out)["sliding"] is True
 
 
-@pytest.mark.parametrize("layout", ["huggingface", "gguf", "nanogpt", "gpt-simple"])
+@pytest.mark.parametrize("layout", ["gguf", "nanogpt", "gpt-simple"])
 def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path], layout: str) -> None:
     with pytest.raises(ConfigError, match="--format ingot"):
         call(["export", str(unbroken[1]), "--format", layout])

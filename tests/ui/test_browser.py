@@ -25,19 +25,6 @@ pytestmark = pytest.mark.long
 PATIENCE = 180_000  # milliseconds
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    names = (os.environ.get("INGOT_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium, or name one with INGOT_CHROMIUM")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 class Seen:
     """A page, all that it asked for, and what went wrong in it."""
 

@@ -176,7 +176,8 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
     names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
     marks = {"bos_token": tokenizer.bos, "eos_token": marks_of(tokenizer).eos, "pad_token": tokenizer.pad}
     known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **known}
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}  # transformers 4 would add token_type_ids
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **inputs, **known}
     return json.dumps({**settings, "clean_up_tokenization_spaces": False}, indent=2).encode()
 
 

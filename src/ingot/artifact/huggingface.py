@@ -8,20 +8,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, check_no_other_tokenizer, tokenizer_files
+from ingot.artifact.hf_tokenizer import SETTINGS as TOKENIZER_SETTINGS
 from ingot.config.schema import FAMILIES
 from ingot.data.store.documents import ends_of
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_object, readable, replace_folder, write_atomically
+from ingot.runtime.machine import made_by
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 # Maps a tensor's name in Hugging Face's files to its name in our checkpoints and its shape in Hugging Face's files.
@@ -237,10 +241,22 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
             raise ConfigError(what, setting, advice=f"{others}--format ingot supports any model")
 
 
+def is_portable(settings: Mapping[str, Any], target: str) -> bool:
+    """Return True if a file format supports a `model` section."""
+    try:
+        refuse_unportable(settings, target)
+    except ConfigError:
+        return False
+    return True
+
+
 SCORING = "ingot_scoring"  # the key that ingot adds to config.json; transformers keeps the key but does not use it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CODE, CARD, INGOT = "modeling_ingot.py", "README.md", "ingot"  # INGOT: model_type of models that come with their code
+CARD_MARK = "<!-- Written by `ingot export`, which replaces this file as long as it contains this line. -->"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
+WRITTEN_FILES = (CONFIG, WEIGHTS, THEIRS, VOCABULARY, MERGES, OURS, TOKENIZER_SETTINGS, CODE, CARD)  # files sent to the hub
 
 
 def fetch_model(name: str) -> Path:
@@ -274,6 +290,8 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     path = folder / CONFIG
     config = read_object(path)
     kind = config.get("model_type")
+    if kind == INGOT:
+        raise ConfigError(f"{path}: this folder was written for transformers; give the run or an artifact of the model instead")
     if not isinstance(kind, str) or kind not in families:
         raise ConfigError(f"{path}: model_type is {kind!r:.60}, but only {' and '.join(map(repr, families))} can be read")
     layout = LAYOUTS[kind]
@@ -316,10 +334,11 @@ def write_model(
     settings: Mapping[str, Any],
     tokenizer: Mapping[str, Any] | None,
     scoring: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> int:
     """Write a model and its tokenizer (a spec) to a folder that transformers can load; return the folder's size in bytes.
 
-    `settings` is a complete `model` section; the vocabulary size is taken from the weights.
+    `settings` is a complete `model` section; the vocabulary size is taken from the weights. `card` is the text of README.md.
     """
     refuse_unportable(settings, "huggingface")
     layout = LAYOUTS[settings["family"]]
@@ -342,11 +361,27 @@ def write_model(
         if turned.shape != shape:
             raise CheckpointError(f"{record.name} has shape {list(turned.shape)}, but the settings imply {list(shape)}")
         stored.append(turned)
-    files, known = tokenizer_files(tokenizer, whole["context"]) if tokenizer is not None else ({}, None)
+    config = {**layout.config(whole), "torch_dtype": FLOATS[embedding.dtype]}
+    return write_folder(folder, stored, config, whole["context"], tokenizer, scoring, {CARD: card})
+
+
+def write_folder(
+    folder: Path,
+    stored: Iterable[TensorRecord],
+    config: Mapping[str, Any],
+    context: int,
+    tokenizer: Mapping[str, Any] | None,
+    scoring: Mapping[str, Any] | None,
+    texts: Mapping[str, str | None],
+) -> int:
+    """Write the files of a model: weights, config.json, tokenizer and `texts`; return their size in bytes.
+
+    A README.md that a user wrote is kept.
+    """
+    files, known = tokenizer_files(tokenizer, context) if tokenizer is not None else ({}, None)
     ends = ends_of(known) if known is not None else []
     config = {
-        **layout.config(whole),
-        "torch_dtype": FLOATS[embedding.dtype],
+        **config,
         "bos_token_id": known.bos if known is not None else None,
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
     }
@@ -354,11 +389,52 @@ def write_model(
         config[SCORING] = dict(scoring)
     files = {CONFIG: json.dumps(config, indent=2).encode(), **files}
     check_no_other_tokenizer(folder, files)
+    own_card = (folder / CARD).exists() and CARD_MARK.encode() not in (folder / CARD).read_bytes()
+    files |= {name: text.encode() for name, text in texts.items() if text is not None and not (name == CARD and own_card)}
     with replace_folder(folder) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
         for name, content in files.items():
             write_atomically(partial / name, content)
     return size + sum(map(len, files.values()))
+
+
+def model_card(
+    name: str,
+    settings: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    scores: Mapping[str, Any],
+    data: str | None,
+    commands: Sequence[Sequence[str]],
+    has_code: bool,
+) -> str:
+    """Return the text of a model card. `settings` is the `model` section; unknown facts and scores are left out."""
+    family = settings["family"] if settings["family"] != "file" else "custom"
+    tags = ["ingot", family] + ["custom_code"] * has_code
+    head = yaml.safe_dump({"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}, sort_keys=False)
+    fingerprint = facts.get("data_fingerprint")
+    rows = {
+        "optimizer steps": facts.get("step"),
+        **scores,
+        "data": f"{data} (fingerprint {str(fingerprint)[:16]})" if data is not None else None,
+        "tokenizer": facts["tokenizer"]["kind"] if facts.get("tokenizer") else None,
+    }
+    shown = {key: f"{value:,.4f}" if isinstance(value, float) else value for key, value in rows.items() if value is not None}
+    table = [f"| {key} | {value} |" for key, value in shown.items()]
+    arguments = ", trust_remote_code=True" if has_code else ""
+    code = ["The code of the model is in `modeling_ingot.py`; it needs torch and transformers, but not Ingot.", ""]
+    load = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}"{arguments})',
+        f'model = AutoModelForCausalLM.from_pretrained("{name}"{arguments})',
+        'tokens = tokenizer("Once upon a time", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))",
+    ]  # fmt: skip
+    section = yaml.safe_dump({"model": dict(settings)}, sort_keys=False).rstrip()
+    return "\n".join([
+        "---", head.rstrip(), "---", CARD_MARK, "", f"# {name}", "", f"A {family} model trained with {made_by()}.", "",
+        "| | |", "|---|---|", *table, "", "## Use", "", *code * has_code, "```python", *load, "```", "",
+        "## Settings", "", "```yaml", section, "```", "", "## Commands", "", "```sh", *map(shlex.join, commands), "```", "",
+    ])  # fmt: skip
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:

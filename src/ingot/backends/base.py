@@ -50,6 +50,8 @@ class StepResult:
     grad_norm: float  # before clipping
     skipped: bool  # True if no update was made because the loss or a gradient was not finite
     ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
+    rank_losses: Sequence[float] = ()  # each rank's part of the loss
+    compute_seconds: float = field(default=0.0, compare=False)  # from the start until this rank first waits for others
 
     def result(self) -> StepResult:
         """Return self: a backend that waits for every step returns its StepResult directly where a Pending is expected."""
@@ -159,6 +161,9 @@ class Backend(Inference, Protocol):
     """A model and its optimizer on a device; each rank has its own."""
 
     uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
+    notes: list[str]  # choices that the run should report
+
+    writers: int  # number of ranks, starting with the first, that write a part of each checkpoint
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
         """Return a host buffer that can be copied to the device quickly, such as pinned memory."""
@@ -176,7 +181,7 @@ class Backend(Inference, Protocol):
         """Update the weights with the gradients of all ranks, whose batches together have `targets` targets."""
 
     def snapshot(self) -> Callable[[], State]:
-        """Capture the training state, except the data position, on the first rank; other ranks capture nothing.
+        """Capture this rank's part of the training state, except the data position; ranks beyond `writers` capture nothing.
 
         Every rank must call this. The returned function copies the state to the host; any thread may call it during training.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from operator import attrgetter
@@ -24,11 +24,11 @@ from ingot.runtime.tensors import TensorRecord
 
 MLX = "mlx"  # the only value of training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
-MLX_FAMILIES = ("golf", "gpt2", "llama")
+MLX_FAMILIES = ("frontier", "golf", "gpt2", "llama")
 TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that only torch supports, with the values that are accepted on mlx
-    "optimizer.muon_cautious": (False,),
-    "optimizer.muon_beta2": (None,),
     "optimizer.muon_precision": ("auto", "fp32"),
+    "training.parallel": ("auto", "ddp"),
+    "training.cpu_offload": (False,),
     "training.fp8_head": (False,),
     "training.deterministic": (False,),
     "training.kernels": ("auto", "off", []),
@@ -70,7 +70,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
-        refuse_torch_only(config)
+        refuse_torch_families(config)  # settings of training do not matter here
         return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 
@@ -84,6 +84,13 @@ def open_group(device: Device, ranks: Ranks) -> Group:
     from ingot.backends.torch.collectives import Collectives
 
     return Collectives(ranks, device)
+
+
+def run_elastic(*args: Any) -> int:
+    """Start and restart the ranks of this machine as described in backends/torch/elastic.py."""
+    from ingot.backends.torch import elastic
+
+    return elastic.run_elastic(*args)
 
 
 def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -161,6 +168,16 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
     return state_records(load_saved(path), path)
 
 
+def export_onnx(config: Config, vocab_size: int, weights: Mapping[str, TensorRecord], path: Path, dtype: str) -> dict[str, Any]:
+    """Build a config's model with torch, write it as an ONNX file, and return the sizes of the file's inputs."""
+    from ingot.backends.torch.inference import TorchInference
+    from ingot.backends.torch.onnx import write_onnx
+
+    backend = TorchInference.of(config, vocab_size)
+    backend.load_weights(weights, str(path))
+    return write_onnx(backend.model, vocab_size, path, dtype)
+
+
 def framework_version(device: str = "auto") -> str:
     """Return the version of the framework (torch or mlx) that is used for a device."""
     return metadata.version("mlx" if device == MLX else "torch")
@@ -181,10 +198,15 @@ def refuse_ranks_on_mlx(world_size: int) -> None:
         raise ConfigError(f"{{0}} trains in one process, but this run has {world_size} ranks; start it without torchrun", ON_MLX)
 
 
-def refuse_torch_only(config: Config) -> None:
-    """Raise ConfigError for settings that only torch supports."""
+def refuse_torch_families(config: Config) -> None:
+    """Raise ConfigError for a model family that only torch supports."""
     if config.model.family not in MLX_FAMILIES:
         raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), ON_MLX)
+
+
+def refuse_torch_only(config: Config) -> None:
+    """Raise ConfigError for a model family or settings of training that only torch supports."""
+    refuse_torch_families(config)
     for path, accepted in TORCH_ONLY.items():
         if (value := attrgetter(path)(config)) not in accepted:
             shown = str(value).lower() if isinstance(value, bool) else value

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ingot.console.output import split_overrides
 from ingot.errors import ConfigError
+from ingot.runtime.files import is_url
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
@@ -39,7 +40,17 @@ StopExitCode = Annotated[
     int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if the run is stopped early.")
 ]
 ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="Score to compare.")]
-_model_path = typer.Argument(metavar="PATH", help="The model: a run folder, a checkpoint or an artifact.")
+
+
+def _local_model(name: str) -> Path:
+    from ingot.runs.mirror import local_run
+
+    return local_run(name) if is_url(name) else Path(name)
+
+
+_model_path = typer.Argument(
+    metavar="PATH", parser=_local_model, help="The model: a run folder or its URL, a checkpoint or an artifact."
+)
 ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
 DeviceName = Annotated[str, Option("--device", metavar="NAME", help="Device to use: auto, cpu, cuda, cuda:N, mps or mlx.")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -39,40 +41,68 @@ def export(
         Option("--output", "-o", metavar="FILE|DIR", help="Output path. Default: in the run's artifact/ folder."),
     ] = None,
     layout: Annotated[
-        Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
+        Literal["ingot", "huggingface", "gguf", "onnx", "web", "nanogpt", "gpt-simple"],
         Option(
             "--format",
-            help="ingot: one file. huggingface: a folder for transformers (gpt2 and llama families). gguf: a folder for "
-            "llama.cpp and ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
+            help="ingot: one file. huggingface: a folder for transformers (any family). gguf: a folder for "
+            "llama.cpp and ollama (gpt2 and llama). onnx: a folder for onnxruntime (any model). web: a folder "
+            "with a page that runs the model in a browser. nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
     quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantisation. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf only). {BY_RUN}")
+        str | None,
+        Option(metavar="fp32|bf16|fp16|int8|q8_0", help=f"dtype of weights (int8: onnx, web's default; q8_0: gguf). {BY_RUN}"),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
     score: Annotated[bool, Option("--score/--no-score", help="Load the written file in a new process and score it.")] = True,
     data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     device: DeviceName = "auto",
+    push: Annotated[
+        str | None, Option(metavar="ORG/NAME", help="Also upload the folder to the Hugging Face hub (--format huggingface).")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
+    open_page: Annotated[bool, Option("--open", help="With --format web: serve the page and open it, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model to one file, check its size and score it. --format converts it for another program instead."""
     from ingot.inference.model import open_weights
 
+    if open_page and layout != "web":
+        raise ConfigError("--open needs --format web")
     source = open_weights(path, which)
     given = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
     section = source.config.artifact.model_copy(update={name: value for name, value in given.items() if value is not None})
     facts = source.facts if section.tokenizer else {**source.facts, "tokenizer": None}
+    if push is not None and layout != "huggingface":
+        raise ConfigError("--push needs --format huggingface")
     if layout != "ingot":
         if quantiser or codec or data:
             raise ConfigError(f"--format {layout} is neither compressed nor scored; leave --quantiser, --codec and --data out")
         if dtype and layout in ("nanogpt", "gpt-simple"):
             raise ConfigError(f"--format {layout} keeps the dtype of the weights; leave --dtype out")
-        target, size = _export_layout(source, facts, layout, section.dtype, output, force)
-        _report({"artifact": str(target), "checkpoint": str(source.path), "bytes": size, "limit": limit}, as_json)
+        dtype = dtype or ("int8" if layout == "web" else section.dtype)
+        with ExitStack() as stack:
+            record: dict[str, Any] = {"checkpoint": str(source.path), "limit": limit}
+            if push is not None:
+                from ingot.cli.layouts import open_hub
+
+                hub = open_hub(push)
+                if output is None and source.run is None:
+                    output = Path(stack.enter_context(TemporaryDirectory())) / "huggingface"
+            target, record["bytes"] = _export_layout(source, facts, layout, dtype, output, force, push)
+            record["artifact"] = str(target)
+            if push is not None:
+                from ingot.artifact.huggingface import WRITTEN_FILES
+
+                record["pushed"] = hub.upload(target, WRITTEN_FILES)
+        _report(record, as_json)
+        if open_page:
+            from ingot.ui.model_page import serve_page
+
+            serve_page(target)
         return
     if score and data is None and not source.names_data:
         raise ConfigError(f"{path} does not record which data it was trained on; give --data DIR or --no-score")
@@ -172,41 +202,18 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 
 
 def _export_layout(
-    source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
+    source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool, push: str | None
 ) -> tuple[Path, int]:
+    from ingot.cli.layouts import write_layout
+
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
     if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
         check_target(gguf_file, False, force)
         output = gguf_file.with_name(f".{gguf_file.name}.export")
     target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
-    settings = source.config.model.model_dump()
-    settings["context"] = settings["context"] or source.config.data.seq_len
     with writing_output(target):
-        if layout == "nanogpt":
-            from ingot.compat.nanogpt.checkpoint import keys_of, write_ckpt
-            from ingot.inference.model import as_checkpoint
-
-            write_ckpt(target, as_checkpoint(source), keys_of(source.config))
-            size = target.stat().st_size
-        elif layout == "gpt-simple":
-            from ingot.compat.gpt_simple.files import keys_of, write_checkpoint
-            from ingot.inference.model import as_checkpoint
-
-            size = write_checkpoint(target, as_checkpoint(source), keys_of(source.config), tokenizer=True)
-        elif layout == "gguf":
-            from ingot.artifact.gguf import is_normalised, write_gguf
-
-            name = shown((source.run or source.path).resolve().name)
-            size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
-            if is_normalised(facts["tokenizer"]):
-                warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
-        else:
-            from ingot.artifact.huggingface import write_model
-            from ingot.artifact.quantise import quantise
-            from ingot.inference.model import scoring_of
-
-            records, _ = quantise(source.tensors.values(), "none", dtype)
-            size = write_model(target, records, settings, facts["tokenizer"], scoring_of(source.config.model_dump()))
+        name = shown((source.run or source.path).resolve().name)
+        size = write_layout(target, source, facts["tokenizer"], layout, dtype, name, push)
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
             shutil.rmtree(target)
@@ -228,7 +235,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
             pass
     if output is None:
         raise ConfigError(f"{source.path} is not in a run folder; give the output path with --output")
-    check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
+    check_target(output, name in ("huggingface", "gguf", "onnx", "web", "gpt-simple"), force)
     return output
 
 
@@ -236,6 +243,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
     limit, size = record["limit"], record["bytes"]
     within = limit is None or size <= limit
     rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]
+    rows += [("pushed to", record["pushed"])] if "pushed" in record else []
     rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
     if "quantiser" in record:
         rows.append(("stored as", f"{record['quantiser']}, {record['codec']}"))

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from ingot.cli.arguments import SettingsCommand, TwoSides
 from ingot.console.entry import explained, stop_exit_code
 from ingot.console.output import json_printed, print_json
-from ingot.errors import ConfigError
+from ingot.errors import NO_RESTART, ConfigError, NotFinite
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
@@ -133,12 +133,14 @@ def run(args: Sequence[str] | None = None) -> None:
     ending = explained("ingot", setting_name, advice, interrupted="error: interrupted", every_rank=True, stopped=stopped)
     with ending as outcome, listening_early(args[:1] == ["train"]):
         outcome.code = call(args)
+    code = NO_RESTART if isinstance(outcome.error, NotFinite) and "TORCHELASTIC_RUN_ID" in os.environ else outcome.code
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") != os.environ.get("TORCHELASTIC_MAX_RESTARTS")
     # --json promises exactly one document: the result, or the error if there is no result.
-    reported = "--json" not in args or json_printed.get()
+    reported = "--json" not in args or json_printed.get() or (restarts and code == 1)
     if outcome.error is not None and not reported and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
             print_json({"error": outcome.error.render(setting_name, advice), "exit_code": outcome.code})
-    sys.exit(outcome.code)
+    sys.exit(code)
 
 
 def call(args: list[str]) -> int:

@@ -92,7 +92,13 @@ def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
     if len(facts) == 1:
         return columns([(name, value) for name, value in facts[0].items() if value])
     names = [name for name in facts[0] if name not in ("checkpoint", "process", "error")]
-    return columns([names, *([row[name] or "-" for name in names] for row in facts)])
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    while True:
+        lines = columns([names, *([row[name] or "-" for name in names] for row in facts)])
+        dropped = next((name for name in ("data", "last heard", "best", "tokens/s") if name in names), None)
+        if dropped is None or max(map(len, lines)) <= width:
+            return lines
+        names.remove(dropped)
 
 
 def _status_facts(record: dict[str, Any]) -> dict[str, str]:

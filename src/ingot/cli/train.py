@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -19,6 +20,7 @@ from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import for_reader, print_columns, print_json
 from ingot.console.progress import duration, make_reporter, work_line
 from ingot.errors import Change, ConfigError, RunError
+from ingot.runtime.files import is_url, user_path
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
@@ -31,28 +33,34 @@ def train(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
-    nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
+    nnodes: Annotated[str, Option("--nnodes", metavar="N", help="Number of machines, or MIN:MAX with --max-restarts.")] = "1",
+    max_restarts: Annotated[int, Option("--max-restarts", metavar="R", help="Resume up to R times if ranks fail.")] = 0,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Zero-based index of this machine.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port that machine 0 listens on.")] = None,
     stop_exit_code: StopExitCode = 0,
-    resume: Annotated[Path | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
+    resume: Annotated[str | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
     force: Annotated[bool, Option("--force", help="Delete the run in training.output_dir and start from scratch.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
+    from ingot.console.launch import launch
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
+    force = force and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"  # a restart must not delete the run it continues
     launching = nproc_per_node is not None and "RANK" not in os.environ
-    world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
+    if not re.fullmatch(r"\d+(:\d+)?", nnodes):
+        raise ConfigError(f"--nnodes {nnodes} must be a number or a range such as 1:3")
+    least, most = int(nnodes.split(":")[0]), int(nnodes.split(":")[-1])
+    world_size = (nproc_per_node or 1) * most if launching else ranks.world_size
     word = ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
     settings = given_settings(ctx, skip=int(word is not None))
     if word is not None and resume is not None:
         raise ConfigError(f"--resume {resume} and {word} both name a run; keep one")
-    if word is not None and not Path(word).is_dir():
+    if word is not None and not is_url(word) and not Path(word).is_dir():
         raise ConfigError(f"{word} is not a run folder; did you mean the recipe --recipe {word}, or the file --config {word}?")
-    run_folder = Path(word) if word is not None else resume
+    run_folder = word if word is not None else resume
     if run_folder is not None:
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
@@ -68,24 +76,32 @@ def train(
         resolved = resolve_config(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
     limit = resolved.config.budget.artifact_bytes
     if not force:
-        from ingot.train.resume import COMPLETE, completed_result
+        from ingot.train.resume import COMPLETE, completed_result, fetch_runs
 
+        fetch_runs(resolved.config)
         if (result := completed_result(resolved.config)) is not None:
             if ranks.first:
                 print_json(result) if as_json else _print_result(result, limit)
                 warn(f"{COMPLETE.format(result.run_dir)} with --force")
             return 0
     if nproc_per_node is not None and launching:
-        from ingot.console.launch import launch
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
         # Check the run once, before there are ranks that would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
-        return launch(
-            nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
-        )
-    if nnodes > 1 and "RANK" not in os.environ:
+        where: dict[str, Any] = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
+        where |= {"nnodes": most, "min_nodes": least, "max_restarts": max_restarts}
+        if not max_restarts:
+            return launch(nproc_per_node, sys.argv[1:], **where)
+        from ingot.runs.state import read_state
+
+        folder = _folder_of_restarts(resolved, most, force)
+        fixed = [] if resolved.config.training.output_dir else [f"--training.output_dir={folder}"]
+        code = launch(nproc_per_node, [*sys.argv[1:], *fixed, "--stop-exit-code=0"], **where)
+        state = read_state(folder)
+        return code or (0 if state is not None and state.status in ("completed", "halted") else stop_exit_code)
+    if most > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
         from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
@@ -102,17 +118,32 @@ def train(
     return stop_exit_code if result.status == "stopped" else 0
 
 
-def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
+def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> Path:
+    """Return the run folder for all starts of the ranks; create one if none is set."""
+    from ingot.runs.folder import new_run_dir
+    from ingot.runtime.remote import local_path
+
+    folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
+    if resume == "never" or (nnodes > 1 and (force or folder is None)):
+        raise ConfigError(
+            "--max-restarts excludes training.resume=never and, with --nnodes, needs training.output_dir, not --force"
+        )
+    return local_path(folder) if folder is not None else new_run_dir(resolved.recipe)
+
+
+def _settings_of_run(name: str, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
     """Return the settings of a run with overrides applied; report edits to its config.yaml since the newest checkpoint."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
+    from ingot.runs.mirror import local_run
     from ingot.runs.view import Run
     from ingot.runtime.files import file_sha256
     from ingot.train.resume import decisive_settings, saved_config
 
-    own = {"training.output_dir": str(folder), "training.resume": "auto"}
-    for name in own.keys() & given.keys():
-        raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave out either {name} or the run")
+    own = {"training.output_dir": name, "training.resume": "auto"}
+    for setting in own.keys() & given.keys():
+        raise ConfigError(f"{setting} cannot be set when {name} is resumed; leave out either {setting} or the run")
+    folder = local_run(name)
     run = Run.open(folder)
     last = RunFolder(folder).environment()
     besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user
@@ -187,7 +218,7 @@ def sweep(
             defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep does not compare its score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
-    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
+    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), user_path(output), resolve, score)
     began: dict[Path, float] = {}
     try:
         with work_line("sweep", "runs") as (say, show):

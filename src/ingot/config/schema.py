@@ -36,8 +36,9 @@ class DataSection(Section):
     path: str = Field(
         "sample:shakespeare",
         description="Training data: a folder made by `ingot data prepare`; a folder with train/BUCKET/ and val/BUCKET/ that "
-        "contain .bin and .idx or .jsonl files; a single .jsonl or .txt file; or sample:shakespeare, a text that comes with the "
-        "package. sample:shakespeare+bpe:2048 also names the tokenizer to use if data.tokenizer is null.",
+        "contain .bin and .idx or .jsonl files; a single .jsonl or .txt file; the URL of a prepared folder (s3://, gs://); or "
+        "sample:shakespeare, a text that comes with the package. sample:shakespeare+bpe:2048 also names the tokenizer to use if "
+        "data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
@@ -363,6 +364,17 @@ class TrainingSection(Section):
         description="Compute the output head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute "
         "capability 8.9 or higher: faster for large vocabularies, but less precise. Stored weights and evaluation do not change.",
     )
+    parallel: Literal["auto", "ddp", "fsdp", "hsdp"] = Field(
+        "auto",
+        description="How the model is spread over ranks. ddp: every rank holds all of it. fsdp: weights, gradients and optimizer "
+        "state are divided among all ranks. hsdp: among the ranks of each node. auto: ddp if an estimated three quarters of a "
+        "rank's memory are enough for it, else fsdp on one node and hsdp on several; always ddp for a custom model.",
+    )
+    cpu_offload: bool = Field(
+        False,
+        description="With fsdp and hsdp, keep weights, gradients and optimizer state in the memory of the host, and copy the "
+        "weights of one block at a time to the GPU. Needs optimizer adamw.",
+    )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="Recompute activations in the backward pass, which takes less memory and a third more time. true: keep only "
@@ -375,6 +387,11 @@ class TrainingSection(Section):
         description="With a compiled model on several ranks, overlap gradient communication with the backward pass through "
         "torch's Python reducer, which also works with gradient checkpointing and document masks. false: if either of these is "
         "used, gradients are all-reduced only after the backward pass.",
+    )
+    collective_timeout_seconds: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1800.0,
+        description="Seconds that a rank waits for the others before the run fails. It must be longer than any work that a rank "
+        "does alone, such as the first rank's saves at the end of the run.",
     )
     eager: bool = Field(
         True,
@@ -392,12 +409,13 @@ class TrainingSection(Section):
         "resumes from a checkpoint.",
     )
     output_dir: str | None = Field(
-        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in this folder is resumed."
+        None,
+        description="The run folder or its URL (s3://, gs://). null: runs/<recipe>-<time>. An unfinished run there is resumed.",
     )
     resume: Literal["auto", "never"] | str = Field(
         "auto",
         description="auto: resume from the newest valid checkpoint in output_dir, if there is one. never: fail if output_dir has "
-        "checkpoints. The path of a checkpoint or of another run: copy its state into output_dir and resume from there.",
+        "checkpoints. The path of a checkpoint or the path or URL of another run: copy its state to output_dir and resume there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

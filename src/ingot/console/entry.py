@@ -23,6 +23,7 @@ from ingot.errors import (
     DataError,
     IngotError,
     Interrupted,
+    NotFinite,
     PeerLost,
     Rename,
     RunError,
@@ -117,11 +118,11 @@ def explained(
             first = ranks_from_environment().first
         except ConfigError:
             first = True  # print the error if the environment has no valid rank
-        found_by_all = isinstance(error, ConfigError | DataError | CheckpointError)
+        found_by_all = isinstance(error, ConfigError | DataError | CheckpointError | NotFinite)
         speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
             time.sleep(PEER_WAIT_SECONDS)
-        if speaks or (every_rank and not isinstance(error, PeerLost)):
+        if speaks or (every_rank and not isinstance(error, PeerLost | NotFinite)):
             warn(f"{program}: error: {error.render(name, advise)}")
         outcome.code, outcome.error = error.exit_code, error
     except Interrupted as signalled:

@@ -2,7 +2,7 @@
 
 Every rank runs in its own session, so Ctrl-C reaches only this launcher, which forwards it to each rank exactly once: a rank
 saves and stops at the first SIGINT and exits immediately at the second, so it must not receive one key press twice.
-On several machines torchrun starts the ranks: it waits for the other machines and ends all ranks when one fails.
+On several machines, or with restarts, torchrun's elastic agent starts the ranks and waits for the other machines.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from ingot.console.entry import STARTED_AT, process_start
+from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.errors import INTERRUPTED, ConfigError, RunError
 from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
@@ -42,45 +42,50 @@ def launch(
     program: str = "ingot",
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
+    min_nodes: int | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Run `python -m module <argv>` or `<command> <argv>` as `nproc` ranks; return 0 or the exit code of the first failed rank.
 
-    On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
+    After a failure, all ranks are started again on the machines that are left, at most `max_restarts` times and if at least
+    `min_nodes` (default: all) of `nnodes` machines are left. `program` is the name in error messages.
     """
+    min_nodes = nnodes if min_nodes is None else min_nodes
     if nproc < 1 or not 0 <= node_rank < nnodes:
         raise ConfigError(f"--nproc-per-node must be at least 1 and --node-rank 0 to {nnodes - 1}, not {nproc} and {node_rank}")
     if nnodes > 1 and master_port is None:
         raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
     if master_port is not None and not 1 <= master_port <= 65535:
         raise ConfigError(f"--master-port {master_port} is out of range; give a port from 1 to 65535")
+    if max_restarts < 0 or not 1 <= min_nodes <= nnodes or (min_nodes < nnodes and not max_restarts):
+        raise ConfigError(f"--nnodes {min_nodes}:{nnodes} needs 1 <= MIN <= MAX and --max-restarts above 0, not {max_restarts}")
     # With -P, as with the `ingot` script, Python does not import a stray random.py from the working directory.
-    hold_back = command is None and nnodes == 1
+    hold_back = command is None
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
     environment[STARTED_AT] = str(process_start())
-    if nnodes > 1:
-        where = {"nnodes": nnodes, "node-rank": node_rank, "nproc-per-node": nproc, "master-addr": master_addr}
-        words = [f"--{name}={value}" for name, value in {**where, "master-port": master_port}.items()]
-        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, "--no-python", *command]
-        own: list[dict[str, str]] = [{}]
-    else:
-        environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
-        environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
-        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
+    if nnodes > 1 or max_restarts:
+        from ingot.backends.open import run_elastic
+
+        os.environ.update(environment)
+        nodes, master = (min_nodes, nnodes), (master_addr, master_port or 0)
+        return run_elastic(command, nproc, nodes, node_rank, master, max_restarts, warn, _signals_to)
+    environment |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+    environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
     events: _Events = queue.SimpleQueue()
     ranks: list[_Rank] = []
-    with _signals_into(events), contextlib.ExitStack() as at_end:
+    with _signals_to(events.put), contextlib.ExitStack() as at_end:
         at_end.callback(_kill, ranks)
         # Signals are blocked until the ranks can handle them: a signal that arrives while Python starts would kill a rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
         try:
-            for of_rank in own:
+            for number in range(nproc):
                 rank = subprocess.Popen(
                     command,
-                    env={**environment, **of_rank},
+                    env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
+                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no other thread is working yet
                 )
                 ranks.append(rank)
         except (OSError, subprocess.SubprocessError) as error:
@@ -89,15 +94,11 @@ def launch(
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for rank in ranks:
             threading.Thread(target=lambda rank: events.put((rank, rank.wait())), args=(rank,), daemon=True).start()
-        # torchrun forwards SIGTERM, but SIGUSR1 and SIGUSR2 would kill it.
-        instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
-        return _supervise(program, ranks, events, grace_seconds, instead)
+        return _supervise(program, ranks, events, grace_seconds)
 
 
-def _supervise(
-    program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
-) -> int:
-    """Wait for all ranks and return the exit code; if one fails, stop the others. `instead` remaps the signals to forward."""
+def _supervise(program: str, ranks: list[_Rank], events: _Events, grace_seconds: float) -> int:
+    """Wait for all ranks and return the exit code; if one fails, stop the others."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -108,7 +109,7 @@ def _supervise(
             continue
         if isinstance(event, signal.Signals):
             for rank in alive:
-                rank.send_signal(instead.get(event, event))
+                rank.send_signal(event)
             continue
         ended, code = event
         alive.remove(ended)
@@ -123,13 +124,13 @@ def _supervise(
 
 
 @contextlib.contextmanager
-def _signals_into(events: _Events) -> Iterator[None]:
-    """Put received signals into the queue, except signals that the process already ignores, for example under nohup."""
+def _signals_to(hear: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Pass received signals to `hear`, except signals that the process already ignores, for example under nohup."""
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         seen.append(number)
-        events.put(signal.Signals(number))
+        hear(signal.Signals(number))
 
     heard = [number for number in (signal.SIGINT, *STOPPING) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: replace_handler(number, receive) or signal.SIG_DFL for number in heard}

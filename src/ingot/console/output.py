@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import unicodedata
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -25,9 +27,12 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows with aligned columns; a row with one cell is a heading."""
-    for line in columns(rows):
-        print(line)
+    """Print rows with aligned columns; a row with one cell is a heading. On a terminal, long last cells are wrapped."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for line, row in zip(columns(rows), rows, strict=True):
+        indent = " " * (len(line) - len(shown(row[-1])))
+        fits = len(line) <= width or len(indent) > width // 2
+        print(line if fits else textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

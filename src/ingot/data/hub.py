@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_download, snapshot_download
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.sha import git_hash
 from huggingface_hub.utils.tqdm import tqdm
@@ -155,6 +155,24 @@ class Hub:
         """Return the cache folder with the files that match these names or patterns, downloading them if necessary."""
         ask = partial(snapshot_download, self.repo, revision=commit, allow_patterns=list(names), **self._place)
         return Path(self._ask(f"the {self.repo_type}", ask, partial(ask, local_files_only=True)))
+
+    def check_login(self) -> None:
+        """Raise ConfigError if the repository's name is not ORG/NAME, or there is no token to upload files with."""
+        if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.repo):
+            raise ConfigError(f"{self.repo!r} is not a valid repository name; expected ORG/NAME")
+        if not get_token():
+            raise ConfigError("uploading needs a Hugging Face token; set HF_TOKEN or log in with `hf auth login`")
+
+    def upload(self, folder: Path, names: Sequence[str]) -> str:
+        """Upload the files of a folder that have one of these names, creating the repository if needed; return its URL."""
+
+        def send() -> str:
+            api = HfApi(endpoint=self.endpoint)
+            url = api.create_repo(self.repo, repo_type=self.repo_type, exist_ok=True)
+            api.upload_folder(repo_id=self.repo, folder_path=folder, repo_type=self.repo_type, allow_patterns=list(names))
+            return str(url)
+
+        return self._ask("the upload", send)
 
     @property
     def folder(self) -> Path:

@@ -112,7 +112,7 @@ class FrontierAttention(nn.Module):
 
     def project(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return queries (N, H, D), keys and values (N, K, D) of N tokens, and the gates (N, H, 1) of the heads' outputs."""
-        q, k, v = (layer(x).view(len(x), -1, self.head_size) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(x).view(x.size(0), -1, self.head_size) for layer in (self.q, self.k, self.v))
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection
             more = projection(x0) if projection is not None else table(tokens).to(x.dtype) if table is not None else x0
@@ -264,7 +264,7 @@ class Frontier(LanguageModel):
         rotary = (cos[:, None], sin[:, None]) if cos.dim() == 2 else (cos.transpose(1, 2), sin.transpose(1, 2))
         window = self.window if counts else None
         short = self.window_mask(tokens, cache, documents, full) if self.windowed and window is None else full
-        return Positions(len(tokens), rotary, full, short, window, starts)
+        return Positions(tokens.size(0), rotary, full, short, window, starts)
 
     def window_mask(
         self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None, full: Mask | None
@@ -272,7 +272,7 @@ class Frontier(LanguageModel):
         """Return the mask of layers with a window: a token sees the last `window` tokens of its document, including itself."""
         window, T, device = self.window, tokens.size(1), tokens.device
         if cache and (position := cache[0].position) is not None:
-            oldest = position[:, None, None, None] - window
+            oldest = position[:, None, :, None] - window
             return full & (torch.arange(cache[0].keys.size(2), device=device) > oldest)  # type: ignore[operator]
         start = cache[0].length if cache else 0
         if start + T <= window:

@@ -24,8 +24,8 @@ from ingot.model.loss import head_loss
 class LayerCache:
     """The key-value cache of one attention layer: two buffers that are filled from the left and double in size when full.
 
-    If `position` is set (a tensor (1) or (B) on the device), `extend` writes one token at this position and returns the whole
-    buffers; `attention_mask` hides the unfilled part. Such a step needs no values on the host, so a CUDA graph can capture it.
+    If `position` is set (a tensor (1, T) or (B, T) on the device), `extend` writes T tokens at these positions and returns the
+    whole buffers; `attention_mask` hides the unfilled part. This needs no values on the host, so a CUDA graph can capture it.
     """
 
     position: Tensor | None = None
@@ -41,9 +41,9 @@ class LayerCache:
         if self.position is not None:
             for kept, new in ((self.keys, k), (self.values, v)):
                 if len(self.position) == 1:
-                    kept.index_copy_(2, self.position, new.to(kept.dtype))
+                    kept.index_copy_(2, self.position[0], new.to(kept.dtype))
                 else:
-                    kept.scatter_(2, self.position[:, None, None, None].expand_as(new), new.to(kept.dtype))
+                    kept.scatter_(2, self.position[:, None, :, None].expand_as(new), new.to(kept.dtype))
             return self.keys, self.values
         end = self.length + k.size(2)
         self.reserve(end)
@@ -137,10 +137,10 @@ RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1,
 def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
     """Return the positions (T) of `tokens`, which follow those in `cache`; raise ValueError if they exceed the context.
 
-    If the cache has a `position` on the device, return it with shape (1, 1), or (B, 1) for rows of different lengths.
+    If the cache has a `position` on the device, return it: (1, T), or (B, T) for rows of different lengths.
     """
     if cache and cache[0].position is not None:
-        return cache[0].position[:, None]
+        return cache[0].position
     start = cache[0].length if cache else 0
     end = start + tokens.size(1)
     if end > context:
@@ -231,7 +231,7 @@ def attention_mask(
     """
     if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
-        return torch.arange(size, device=cache[0].position.device) <= cache[0].position[:, None, None, None]  # (1 or B, 1, 1, S)
+        return torch.arange(size, device=cache[0].position.device) <= cache[0].position[:, None, :, None]  # (1 or B, 1, T, S)
     if documents is None:
         return None
     if documents.dim() == 1:

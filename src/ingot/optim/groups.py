@@ -14,30 +14,38 @@ By default, weight decay applies to all kinds except `scalar`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ingot.config.schema import OptimizerSection
 from ingot.errors import ConfigError
 from ingot.optim.assign import Kind, ParameterGroup, assign, groups_of
-from ingot.optim.muon import Muon
+from ingot.optim.muon import Exchange, Muon
 
 
 def make_optimizers(
-    model: nn.Module, settings: OptimizerSection, device: torch.device, compiled: bool = False
+    model: nn.Module,
+    settings: OptimizerSection,
+    device: torch.device,
+    compiled: bool = False,
+    local: Callable[[Tensor], Tensor] = lambda p: p,
+    exchange: Exchange | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Build the optimizers of a model; every trainable parameter is in exactly one of the groups that assign.py defines.
 
     A custom model may build its own optimizers with a method `make_optimizers(groups)`; the groups include peak learning rates.
+    `local` returns the tensor to update for a parameter: this rank's part of it, if the model is sharded.
     """
     groups: list[dict[str, Any]] = []
     for group, parameters in members(model, settings):
         own = {"momentum": group.momentum} if group.optimizer == "muon" else {"betas": group.betas, "eps": group.epsilon}
         rates = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
-        groups.append({"params": list(parameters.values()), "name": group.name, "optimizer": group.optimizer, **rates, **own})
+        groups.append(
+            {"params": [local(p) for p in parameters.values()], "name": group.name, "optimizer": group.optimizer, **rates, **own}
+        )
     if has_custom_optimizers(model):
         made = model.make_optimizers(groups)  # type: ignore[operator]
         optimizers: list[torch.optim.Optimizer] = list(made) if isinstance(made, list | tuple) else [made]
@@ -53,7 +61,7 @@ def make_optimizers(
     muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
     optimizers = []
     if muon:
-        optimizers.append(Muon(muon, settings, compiled))
+        optimizers.append(Muon(muon, settings, compiled, exchange))
     if adamw:
         optimizers.append(torch.optim.AdamW(adamw, fused=device.type in ("cpu", "cuda")))
     return optimizers

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -140,6 +140,25 @@ def equal_rows(updates: Tensor) -> Tensor:
     return rows * (updates.norm(dim=whole, keepdim=True) / rows.norm(dim=whole, keepdim=True).clamp_min(1e-7))
 
 
+class Exchange(Protocol):
+    """Communication of a Muon step between ranks, each of which orthogonalises its share of P matrices of one shape."""
+
+    def shape(self, p: Tensor) -> tuple[int, int]:
+        """Return the shape of the matrix of which `p` is this rank's part."""
+
+    def own(self, stack: Tensor) -> Tensor:
+        """Return this rank's share of a stack (P, ...) that is equal on all ranks."""
+
+    def all(self, share: Tensor, count: int) -> Tensor:
+        """Return the stack of `count` entries whose shares the ranks hold."""
+
+    def whole(self, parts: Tensor, rows: int) -> Tensor:
+        """Return the matrices (k, rows, n) of this rank's share, given each rank's part (P, r, n) of all matrices."""
+
+    def parts(self, share: Tensor, shape: torch.Size) -> Tensor:
+        """Return this rank's part of all matrices, of `shape` (P, r, n); the inverse of `whole`."""
+
+
 class Options(NamedTuple):
     """Options of a Muon step, which rarely change; a compiled step has one graph per combination of options."""
 
@@ -162,17 +181,29 @@ def update_matrices(
     weight_decay: Number,
     skip: Tensor | None,
     o: Options,
+    exchange: Exchange | None = None,
+    shape: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Return the parameters (P, m, n) after a step; update momentum and squares in place. If `skip` is one, change nothing."""
+    """Return the parameters (P, m, n) after a step; update momentum and squares in place. If `skip` is one, change nothing.
+
+    With `exchange`, matrices of `shape` are spread over ranks: each rank orthogonalises some of them.
+    """
+    rows, columns = shape or params.shape[1:]
     after = momentum_before * momentum + grads
     direction = grads + momentum * after if o.nesterov else after
-    update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before
+    squares = squares_before
+    if exchange is not None:
+        direction, squares = exchange.whole(direction, rows), None if squares is None else exchange.own(squares)
+    update = orthogonalise(direction, o.steps, o.dtype)
     if o.normalise_rows:
         update = equal_rows(update)
-    if o.beta2 is not None and squares_before is not None:
-        update, squares = normalise_neurons(update, squares_before, o.beta2)
+    if o.beta2 is not None and squares is not None:
+        update, squares = normalise_neurons(update, squares, o.beta2)
+    if exchange is not None:
+        update = exchange.parts(update, params.shape)
+        squares = None if squares is None or squares_before is None else exchange.all(squares, len(squares_before))
     # Rows of a square orthogonal matrix have norm 1, but rows of a tall semi-orthogonal matrix are shorter; this compensates.
-    update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
+    update = update * (lr * math.sqrt(max(1.0, rows / columns)))
     decay = lr * weight_decay
     if skip is not None:
         stays = skip.bool()
@@ -192,14 +223,18 @@ class Muon(torch.optim.Optimizer):
     """The Muon optimizer, for two-dimensional parameters; all other parameters must use AdamW.
 
     `settings` provides the defaults of all groups; group options may change between steps, as `lr` and `momentum` do. If
-    `compiled`, a step takes a few fused kernels; otherwise it takes dozens, each of which reads and writes all matrices.
+    `compiled`, a step takes a few fused kernels; otherwise it takes dozens, each of which reads and writes all matrices. With
+    `exchange`, the ranks divide the matrices among them, and parameters may be parts of matrices.
     """
 
-    def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
+    def __init__(
+        self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False, exchange: Exchange | None = None
+    ):
         names = ("momentum", "nesterov", "iterations", "weight_decay", "cautious", "beta2", "coefficients", "normalise_rows")
         defaults = {name: getattr(settings, f"muon_{name}") for name in (*names, "precision")}
         super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
-        self._compiled = compiled
+        compiled = compiled and exchange is None  # the compiler would break the graph at every exchange
+        self._compiled, self._exchange = compiled, exchange
         self._update_matrices = torch.compile(update_matrices, dynamic=False) if compiled else update_matrices
         self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # keyed by state name and id(first parameter)
         for group in self.param_groups:
@@ -213,12 +248,11 @@ class Muon(torch.optim.Optimizer):
         # The backend may set the tensor `found_inf`, as for fused AdamW: 1 skips the update. The host never reads the value.
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            by_shape: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
-                    by_shape[p.shape].append(p)
-            for params in by_shape.values():
-                rows, columns = params[0].shape
+                    by_shape[(p.size(0), p.size(1)) if self._exchange is None else self._exchange.shape(p)].append(p)
+            for (rows, columns), params in by_shape.items():
                 # bf16 matmuls are many times faster on GPUs but not on CPUs; orthogonalisation tolerates the rounding.
                 half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
                 options = Options(
@@ -232,14 +266,16 @@ class Muon(torch.optim.Optimizer):
                     cautious=group["cautious"],
                 )
                 grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
-                momentum = self._state_stack(params, "momentum", (rows, columns))
+                momentum = self._state_stack(params, "momentum", (params[0].size(0), columns))
                 squares = None
                 if options.beta2 is not None:
                     squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
                 lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
                 if self._compiled:  # as tensors, because every new float value would compile another graph
                     lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
-                new = self._update_matrices(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
+                exchange = (self._exchange, (rows, columns)) if self._exchange is not None else ()
+                stack = torch.stack(params)
+                new = self._update_matrices(stack, grads, momentum, squares, lr, beta, decay, skip, options, *exchange)
                 torch._foreach_copy_(params, list(new.unbind(0)))
 
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:

@@ -25,8 +25,8 @@ from ingot.data.loading.data_path import open_dataset, text_bytes
 from ingot.data.tokenizers.by_name import BPE
 from ingot.errors import ConfigError, DataError
 from ingot.runs.folder import RunFolder
+from ingot.runs.mirror import local_run
 from ingot.runs.view import Run
-from ingot.runtime.files import user_path
 from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes
 
@@ -152,7 +152,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     if before.config.budget.seconds is None:
         raise ConfigError("--recipe auto needs a time budget, but budget.seconds is null; set it to a number")
     output_dir = before.config.training.output_dir
-    if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
+    if not fresh and output_dir is not None and RunFolder(folder := local_run(output_dir)).config_path.is_file():
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
         # Keep the choices made when the run began.
         return sources.load({name: kept[name] for name in CHOSEN if name in kept} | groups)

@@ -38,12 +38,14 @@ from ingot.runtime.devices import DEVICES
 from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
+from ingot.runtime.remote import local_path
 from ingot.train.evaluation import open_tasks
 from ingot.train.reader import read_rank_batch
 from ingot.train.resume import (
     changes,
     check_initial_weights,
     facts_of,
+    fetch_runs,
     load_initial_weights,
     refuse_lost,
     refuse_occupied,
@@ -206,7 +208,7 @@ def _check_output(config: Config, findings: Findings) -> Path | None:
     """Return the run folder, or None if it is not set; check that it can be written, without creating anything."""
     if config.training.output_dir is None:
         return None
-    folder = user_path(config.training.output_dir).absolute()
+    folder = local_path(config.training.output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     if folder.resolve() == Path(folder.anchor):
         why = "a run needs its own folder"
@@ -229,6 +231,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # an error if no older checkpoint is left
 
     try:
+        fetch_runs(config)
         if resume == "never" and output is not None:
             refuse_occupied(output)
         if (theirs := foreign_checkpoint(resume, output)) is not None:

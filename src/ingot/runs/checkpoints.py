@@ -2,7 +2,8 @@
 
 `checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
 checksum of every file and of itself, and everything the training loop needs to resume. A checkpoint is written under a temporary
-name, synced and renamed, so a kill at any moment leaves the earlier checkpoints untouched.
+name, synced and renamed, so a kill at any moment leaves the earlier checkpoints untouched. In a sharded run every rank writes its
+rows of each tensor to files of its own; the first rank waits for them, lists them in checkpoint.json and renames the folder.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from ingot.errors import CheckpointError, ConfigError, Setting, Unreadable
 from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_steps
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
-VERSION = 1
+VERSION, UNSHARDED = 2, 1  # in checkpoints with version 1, every tensor has one part
+PART_INDEX = "part-{:05d}.json"  # the index of one rank's part, until the first rank has merged it into checkpoint.json
+PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the others
 
 Tensors = Mapping[str, list[TensorRecord]]
 
@@ -41,24 +48,39 @@ class Checkpoint:
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
-def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any], kind: Kind = "regular") -> Path:
-    """Write a checkpoint and return its path once it is on disk."""
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """Create the empty folder into which the parts of a checkpoint are written, and return its path."""
+    partial = folder / f"step-{step:08d}{PARTIAL}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    return partial
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any], kind: Kind = "regular", writers: int = 1
+) -> Path:
+    """Write a checkpoint and return its path once it is on disk.
+
+    If `writers` ranks write it, `begin_checkpoint` has created its folder, and the other ranks call `save_part`.
+    """
     final = folder / f"step-{step:08d}"
     partial = folder / (final.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir()
-        record: dict[str, Any] = {"format": "ingot-checkpoint", "version": VERSION, "step": step, "kind": kind}
-        record |= {"progress": dict(progress), "files": {}, "tensors": {}}
-        for name, records in tensors.items():
-            file = f"{name}.safetensors"
-            size, sha256 = write_tensors(partial / file, records)
-            record["files"][file] = {"bytes": size, "sha256": sha256}
-            # Tensors are not sharded: one process holds each of them whole, so each has a single part at offset zero.
-            record["tensors"][name] = {
-                r.name: {"dtype": r.dtype, "shape": list(r.shape), "parts": [{"file": file, "offset": [0] * len(r.shape)}]}
-                for r in records
-            }
+        if writers == 1:
+            begin_checkpoint(folder, step)
+        record: dict[str, Any] = {
+            "format": "ingot-checkpoint",
+            "version": UNSHARDED if writers == 1 else VERSION,
+            "step": step,
+            "kind": kind,
+        }
+        record |= {"progress": dict(progress), **_write_part(partial, tensors, "")}
+        for rank in range(1, writers):
+            other = _wait_for_part(partial / PART_INDEX.format(rank))
+            record["files"] |= other["files"]
+            for group, entries in other["tensors"].items():
+                for name, entry in entries.items():
+                    record["tensors"][group].setdefault(name, {**entry, "parts": []})["parts"] += entry["parts"]
         record["sha256"] = _checksum(record)
         write_atomically(partial / INDEX, json.dumps(record))
         partial.rename(final)
@@ -67,6 +89,46 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
+
+
+def save_part(folder: Path, step: int, state: Callable[[], Tensors], rank: int) -> None:
+    """Write this rank's part of a checkpoint that `save_checkpoint` completes on the first rank."""
+    partial = folder / f"step-{step:08d}{PARTIAL}"
+    try:
+        index = _write_part(partial, state(), f"-{rank:05d}")
+    except Exception as error:
+        with suppress(OSError):
+            write_atomically(partial / PART_INDEX.format(rank), json.dumps({"error": f"rank {rank}: {error}"}))
+        raise
+    write_atomically(partial / PART_INDEX.format(rank), json.dumps(index))
+
+
+def _write_part(partial: Path, tensors: Tensors, suffix: str) -> dict[str, Any]:
+    """Write one rank's tensors; return the entries `files` and `tensors` of the index."""
+    files: dict[str, Any] = {}
+    listed: dict[str, Any] = {}
+    for name, records in tensors.items():
+        file = f"{name}{suffix}.safetensors"
+        size, sha256 = write_tensors(partial / file, records)
+        files[file] = {"bytes": size, "sha256": sha256}
+        listed[name] = {}
+        for r in records:
+            offset, shape = (r.part.offset, r.part.whole) if r.part is not None else ((0,) * len(r.shape), r.shape)
+            listed[name][r.name] = {"dtype": r.dtype, "shape": list(shape), "parts": [{"file": file, "offset": list(offset)}]}
+    return {"files": files, "tensors": listed}
+
+
+def _wait_for_part(path: Path) -> dict[str, Any]:
+    """Return the index of another rank's part once it is written, and remove its file."""
+    deadline = time.monotonic() + PART_WAIT_SECONDS
+    while (index := read_dict(path)) is None:
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"{path.name} did not appear: all ranks must write to the same file system")
+        time.sleep(0.02)
+    if "error" in index:
+        raise CheckpointError(index["error"])
+    path.unlink()
+    return index
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -81,10 +143,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for group, listed in record["tensors"].items():
             tensors[group] = {}
             for name, entry in listed.items():
-                [part] = entry["parts"]  # every version of Ingot writes a tensor as one part
-                tensor = tensors[group][name] = files[part["file"]].pop(name)
-                if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
-                    raise ValueError(f"the dtype or shape of {name!r:.100} in {part['file']} differs from {INDEX}")
+                parts = [(tuple(part["offset"]), files[part["file"]].pop(name)) for part in entry["parts"]]
+                tensors[group][name] = joined(name, parts, entry["dtype"], tuple(entry["shape"]))
         if any(files.values()):
             raise ValueError(f"the tensor files hold tensors that {INDEX} does not list")
     except FileNotFoundError as error:
@@ -206,6 +266,18 @@ def sweep(folder: Path) -> None:
         sweep_temporaries(path)
 
 
+def joined(name: str, parts: Sequence[tuple[tuple[int, ...], TensorRecord]], dtype: str, shape: tuple[int, ...]) -> TensorRecord:
+    """Return a tensor of `shape` from its parts and their offsets; raise ValueError unless the parts cover it exactly."""
+    if len(parts) == 1 and (parts[0][1].dtype, parts[0][1].shape) == (dtype, shape):
+        return parts[0][1]
+    rows = sorted((offset[0], part) for offset, part in parts) if shape else []
+    ends = [first + part.shape[0] for first, part in rows if part.dtype == dtype and part.shape[1:] == shape[1:]]
+    if [first for first, _ in rows] + list(shape[:1]) != [0, *ends]:
+        raise ValueError(f"the parts of {name!r:.100} do not have the dtype and shape that {INDEX} lists")
+    data = np.concatenate([np.frombuffer(part.data, np.uint8) for _, part in rows])
+    return TensorRecord(name, dtype, shape, data.data)
+
+
 def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -263,7 +335,7 @@ def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> P
     If the same command has already started this run from the named checkpoint, return the path of `newest` to resume the run.
     """
     path = named_path(resume, run)
-    if newest is not None and started_from(newest, path):
+    if newest is not None and (started_from(newest, path) or newest.progress.get("resumed_from") == resume):
         return newest.path
     if not path.exists():
         raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", resume), advice=NAME_A_CHECKPOINT)

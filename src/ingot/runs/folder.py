@@ -23,9 +23,10 @@ from typing import Any, Literal
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
 from ingot.runs.metrics import LineFile, Metrics
 from ingot.runs.state import LOCK, RESULT, STATE, RunLock, TrainingResult, is_lock, read_state, this_process, utc_now
-from ingot.runtime.files import FULL, read_dict, sweep_temporaries, to_json, user_path, write_atomically, writing
+from ingot.runtime.files import FULL, read_dict, sweep_temporaries, to_json, write_atomically, writing
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
+from ingot.runtime.remote import local_path
 
 STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # copy of a custom model's source file
@@ -64,7 +65,7 @@ def saved_steps(folder: Path) -> dict[int, Path]:
 
 def named_path(name: str, run: Path | None) -> Path:
     """Resolve a path from a setting, relative to the current folder or, if it does not exist there, to the run folder."""
-    path = user_path(name)
+    path = local_path(name)
     return run / path if run is not None and not path.exists() and (run / path).exists() else path
 
 

@@ -110,6 +110,7 @@ class Series:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
         self.evaluations: list[dict[str, Any]] = []  # evaluation records, each with the training tokens so far in `tokens`
+        self.slowest_rank: list[float] | None = None  # its number, its median seconds per step, and those of the median rank
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
@@ -195,6 +196,10 @@ class Series:
                 tasks = record.get("tasks")
                 tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
                 evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens), "tasks": tasks})
+            elif (
+                record.get("kind") == "ranks" and isinstance(p50 := record.get("p50"), list) and p50 and all(map(is_number, p50))
+            ):
+                self.slowest_rank = [int(np.argmax(p50)), max(p50), float(np.median(p50))]
         if train:
             columns = _columns(train, (*COLUMNS["train"][:-1], "session"))
             steps, seconds, sessions = np.diff(np.hstack([self._previous, columns[[0, 2, -1]]]), axis=1)

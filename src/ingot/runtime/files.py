@@ -34,8 +34,16 @@ _OUTPUT_DIR = Setting("training.output_dir")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
+def is_url(name: str | Path) -> bool:
+    """Return True for a URL such as s3://bucket/run; a Path keeps only one of its slashes."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/" + "/" * isinstance(name, str), str(name)) is not None
+
+
 def user_path(name: str | Path) -> Path:
-    """Return a path given by a user, with ~ expanded; the ~ of an unknown user is kept."""
+    """Return a path given by a user, with ~ expanded; the ~ of an unknown user is kept. URLs are refused."""
+    if is_url(name):
+        allowed = "training.output_dir, training.resume, training.weights and data.path"
+        raise ConfigError(f"{name} is a URL, which only {allowed} and the PATH of a model may be; download it and give its path")
     return Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 

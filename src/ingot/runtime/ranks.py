@@ -11,16 +11,18 @@ from ingot.errors import ConfigError
 
 # Variables that launchers set for ranks. A child process that inherits them would wait for a process group it does not belong to.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+LOCAL = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, globally and on its machine, and the number of ranks."""
+    """The rank of this process, globally and on its machine, and the number of ranks, in all and on this machine."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -42,7 +44,8 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Ranks()
     try:
-        ranks = Ranks(int(environment["RANK"]), int(environment["WORLD_SIZE"]), int(environment.get("LOCAL_RANK", 0)))
+        numbers = (int(environment[name]) for name in ("RANK", "WORLD_SIZE"))
+        ranks = Ranks(*numbers, *(int(environment.get(name, default)) for name, default in LOCAL.items()))
     except KeyError as missing:
         unset = f"{missing.args[0]} is not set, but other rank variables are"
         raise ConfigError(f"{unset}; start ranks with torchrun") from None

@@ -34,6 +34,14 @@ SMALL = 1024  # tensors of up to this many elements are not quantised
 
 
 @dataclass(frozen=True)
+class Part:
+    """The place of a part in a whole tensor that is spread over ranks."""
+
+    offset: tuple[int, ...]
+    whole: tuple[int, ...]  # shape of the whole tensor
+
+
+@dataclass(frozen=True)
 class TensorRecord:
     """One tensor, independent of any framework; `data` is little-endian and row-major."""
 
@@ -41,6 +49,7 @@ class TensorRecord:
     dtype: str  # safetensors name: F32, BF16, I64...
     shape: tuple[int, ...]
     data: memoryview
+    part: Part | None = None  # None: the record holds the whole tensor
 
 
 def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:

@@ -163,8 +163,8 @@ class RunEvaluation:
             return True
         self._report_once(
             "skipped",
-            f"evaluations have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some evaluations are "
-            "skipped; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
+            f"evaluations and samples have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some "
+            "evaluations are skipped; raise evaluation.every, lower evaluation.rows or set evaluation.final_rows=null to run all",
         )
         return False
 

@@ -15,14 +15,26 @@ from ingot.config.fields import leaf_values
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.config.render import dump_yaml
 from ingot.config.schema import TrainingSection
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, Setting
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, retain, save_checkpoint, sweep, update_progress
+from ingot.runs.checkpoints import (
+    Checkpoint,
+    Tensors,
+    begin_checkpoint,
+    read_kind,
+    retain,
+    save_checkpoint,
+    save_part,
+    sweep,
+    update_progress,
+)
 from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
+from ingot.runs.mirror import RunMirror
 from ingot.runs.reporter import Reporter
 from ingot.runs.state import Heartbeat
-from ingot.runtime.files import user_path, write_atomically, writing
+from ingot.runtime.files import is_url, user_path, write_atomically, writing
 from ingot.runtime.machine import installed
+from ingot.runtime.remote import local_path
 from ingot.train.resume import check_sources, refuse_occupied
 
 STATE_BYTES = 12  # bytes per parameter in a checkpoint: the weight and two AdamW moments, all in fp32
@@ -41,8 +53,19 @@ class Saver:
         self.error: CheckpointError | None = None
         self.longest_seconds = 0.0  # longest time from a save request until the checkpoint was on disk
 
+    def begin(self, step: int) -> None:
+        """Create the folder of a checkpoint that several ranks write; a failure is reported by `save`, which needs the folder."""
+        with suppress(OSError):
+            begin_checkpoint(self._folder, step)
+
     def save(
-        self, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind = "regular"
+        self,
+        step: int,
+        state: Callable[[], Tensors],
+        progress: Mapping[str, Any],
+        best: int | None,
+        kind: Kind = "regular",
+        writers: int = 1,
     ) -> None:
         """Wait for the previous save, then start a new one. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
@@ -50,7 +73,7 @@ class Saver:
 
         def write() -> None:
             try:
-                path = save_checkpoint(self._folder, step, state(), progress, kind)
+                path = save_checkpoint(self._folder, step, state(), progress, kind, writers)
             except Exception as error:  # after any failure, even out of memory, the run must know that this step is not saved
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
@@ -100,6 +123,28 @@ class Saver:
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
 
 
+class PartSaver:
+    """A writer of one rank's part of each checkpoint, in a background thread; the first rank reports its failures."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._folder, self._rank = folder, rank
+        self._thread: threading.Thread | None = None
+
+    def save(self, step: int, state: Callable[[], Tensors]) -> None:
+        def write() -> None:
+            with suppress(Exception):
+                save_part(self._folder, step, state, self._rank)
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no write is in progress."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
 @dataclass(frozen=True)
 class RunOutputs:
     """The run folder with its heartbeat and its checkpoint saver; only the first rank has them."""
@@ -107,6 +152,7 @@ class RunOutputs:
     folder: RunFolder
     heartbeat: Heartbeat
     saver: Saver
+    mirror: RunMirror | None = None  # copies the folder to training.output_dir, if that is a URL
 
 
 def claim_folder(
@@ -115,7 +161,10 @@ def claim_folder(
     """Lock and return the run folder; if `to_delete` is given, delete the earlier run and all files that match these patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
-    folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
+    if to_delete is not None and is_url(training.output_dir or ""):
+        named = Setting("training.output_dir", training.output_dir)
+        raise ConfigError("--force deletes no files at a URL, {0}", named, advice="delete them yourself or choose another URL")
+    folder = RunFolder(local_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)
     own_files = [MODEL_COPY] if isinstance(model, FileSettings) else []
@@ -167,12 +216,19 @@ def open_outputs(
         "max_steps": config.training.max_steps,
         "budget_seconds": config.budget.seconds,
     }
+    mirror = None
+    if is_url(url := config.training.output_dir or ""):
+        mirror = RunMirror(url, folder.path, config.training)
+        mirror.sync()
+        stack.callback(mirror.wait)
     heartbeat = stack.enter_context(Heartbeat(folder.path, config.tracking.heartbeat_seconds, reporter.message, **state))
 
     def saved(path: Path, kind: Kind) -> None:
         heartbeat.update(checkpoint=path.name)
         reporter.saved(path, kind)
+        if mirror is not None:
+            mirror.request(reporter.message)
 
     saver = Saver(folder.checkpoints, config.training, saved, reporter.message)
     stack.callback(saver.wait)
-    return RunOutputs(folder, heartbeat, saver)
+    return RunOutputs(folder, heartbeat, saver, mirror)

@@ -32,9 +32,12 @@ from ingot.runs.checkpoints import (
     save_checkpoint,
 )
 from ingot.runs.folder import RunFolder, named_path, saved_steps
+from ingot.runs.mirror import RunMirror, local_run
 from ingot.runs.state import TrainingResult, read_state, read_training_result
 from ingot.runs.view import Run
-from ingot.runtime.files import file_sha256, user_path, writing
+from ingot.runtime.files import file_sha256, is_url, user_path, writing
+from ingot.runtime.ranks import ranks_from_environment
+from ingot.runtime.remote import local_path
 from ingot.train.step_plan import Position
 
 # Settings that must not change between the sessions of a run, because the saved state would no longer be valid.
@@ -128,7 +131,8 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     original = load_checkpoint(source)
     check_fits(original, facts)
     # Start a new Weights & Biases run too: two runs that log to the original one would overwrite each other's metrics.
-    progress = {**original.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
+    origin = named if is_url(named) else str(named_path(named, folder.path).resolve())
+    progress = {**original.progress, "resumed_from": origin, "wandb_id": None}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in original.tensors.items()}
         copy = save_checkpoint(folder.checkpoints, original.step, tensors, progress)
@@ -212,13 +216,13 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 def starts_fresh(config: Config) -> bool:
     """Return True if training.resume names no checkpoint and the run folder contains none."""
     folder = config.training.output_dir
-    saved = folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
+    saved = folder is not None and bool(saved_steps(local_path(folder) / "checkpoints"))
     return config.training.resume in ("auto", "never") and not saved
 
 
 def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
     """Load training.weights into the backend; on a mismatch, raise an error with the settings that would match."""
-    weights = open_weights(user_path(str(config.training.weights)))
+    weights = open_weights(local_run(str(config.training.weights)))
     try:
         backend.load_weights(weights.tensors, str(weights.path))
     except CheckpointError as error:
@@ -227,7 +231,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
     """Raise an error if training.weights is missing or damaged, or if its parameter count differs from that of the model."""
-    path = locate_weights(user_path(str(config.training.weights)))
+    path = locate_weights(local_run(str(config.training.weights)))
     if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
     weights, size = open_weights(path), model_size(config, tokenizer.vocab_size)
@@ -272,7 +276,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
     for setting, value in sources.items():
         if value in (None, "auto", "never"):
             continue
-        path = user_path(str(value))
+        path = local_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
             raise ConfigError(
                 "{0} is in the folder that --force deletes", Setting(setting, value), advice="leave out --force or that setting"
@@ -281,11 +285,20 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
             check_fits(find_checkpoint(path), facts)
 
 
+def fetch_runs(config: Config) -> None:
+    """Download the runs at the URLs in training.output_dir and training.resume; finish the upload of a completed run."""
+    training = config.training
+    for name in filter(is_url, filter(None, (training.output_dir, training.resume))):
+        folder = local_run(name)
+        if name == training.output_dir and completed_result(config) is not None and ranks_from_environment().first:
+            RunMirror(name, folder, training).sync()
+
+
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
     """Return the run's result if it completed with equivalent settings and, with `require_files`, its files exist; else None."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
-    folder = user_path(config.training.output_dir)
+    folder = local_path(config.training.output_dir)
     result, saved = read_training_result(folder), saved_config(folder)
     if saved is None and not require_files:
         with suppress(ConfigError):

@@ -20,15 +20,17 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import load_checkpoint
+from ingot.runs.mirror import local_run
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
 from ingot.runs.tracking import Tracking
+from ingot.runtime.files import is_url
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.end import Exporter, export_artifact, finish
 from ingot.train.evaluation import open_tasks
-from ingot.train.outputs import claim_folder, open_outputs
+from ingot.train.outputs import PartSaver, claim_folder, open_outputs
 from ingot.train.resume import Progress, facts_of, find_state, load_initial_weights, read_progress, starts_fresh
 from ingot.train.step_plan import refuse_idle_ranks
 from ingot.train.stop import Shutdown, find_walltime
@@ -82,12 +84,17 @@ def run(
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
-        # Tell the other ranks which checkpoint the first rank resumes from, or that it failed.
-        outcome = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint else None})))
+        # Tell the other ranks where checkpoints are and which one the first rank resumes from, or that it failed.
+        saves = outputs.folder.checkpoints.absolute() if outputs is not None else ""
+        found = {"checkpoint": str(checkpoint.path.absolute()) if checkpoint else None, "folder": str(saves)}
+        outcome = json.loads(backend.broadcast(json.dumps(found)))
         if "exit_code" in outcome:
             raise PeerLost(outcome["exit_code"])
         if outcome["checkpoint"] is not None and checkpoint is None:
-            checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
+            path = Path(outcome["checkpoint"])
+            if is_url(url := config.training.output_dir or ""):  # this machine has its own copy of the run
+                path = local_run(url) / "checkpoints" / path.name
+            checkpoint = load_checkpoint(path)
         progress = Progress()
         if checkpoint is not None:
             progress = read_progress(checkpoint)
@@ -99,7 +106,9 @@ def run(
             tracker = Tracking(tracking, *session, shown_config, front.tracked, reporter.message)
             progress.wandb_id = tracker.wandb_id or progress.wandb_id
             reporter = MultiReporter(reporter, stack.enter_context(tracker))
-        trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
+        writes_part = outputs is None and ranks.rank < backend.writers
+        part_saver = PartSaver(Path(outcome["folder"]), ranks.rank) if writes_part else None
+        trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs, part_saver=part_saver)
         trainer.saved_step = checkpoint.step if checkpoint is not None else None
         trainer.facts, trainer.evaluation.tasks = facts, tasks
         reporter.waiting("choosing kernels")
@@ -124,6 +133,8 @@ def run(
             elapsed_seconds=progress.elapsed_seconds,
         )
         reporter.begin(begin)
+        for note in backend.notes:
+            reporter.message(note)
         trainer.prime(shutdown)
         starting_up.close()
         status = trainer.run(shutdown)
@@ -132,6 +143,9 @@ def run(
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
         backend.close()  # only if training succeeded: otherwise other ranks might exit before this one reports its error
+        if outputs is not None and outputs.mirror is not None:
+            outputs.mirror.wait()
+            outputs.mirror.sync()
     return result
 
 

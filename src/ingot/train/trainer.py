@@ -14,18 +14,20 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import Interrupted, PeerLost, RunError, Setting
+from ingot.errors import Interrupted, NotFinite, Setting
 from ingot.optim.schedules import fraction_spent
 from ingot.runs.folder import Kind
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.train.evaluation import RunEvaluation
-from ingot.train.outputs import RunOutputs
+from ingot.train.outputs import PartSaver, RunOutputs
 from ingot.train.reader import RankBatch, RowReader, read_rank_batch
 from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
@@ -33,6 +35,7 @@ from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_
 
 ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, because most failures show up there
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
+RANKS_EVERY = 100  # steps between records of each rank's speed
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
 PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
@@ -52,9 +55,10 @@ class Trainer:
         reporter: Reporter,
         outputs: RunOutputs | None,
         clock: Clock | None = None,
+        part_saver: PartSaver | None = None,
     ):
         self.config, self.dataset, self.rows, self.backend = config, dataset, rows, backend
-        self.progress, self.reporter, self.outputs = progress, reporter, outputs
+        self.progress, self.reporter, self.outputs, self.part_saver = progress, reporter, outputs, part_saver
         self.clock = clock or Clock(progress.elapsed_seconds)
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
         self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
@@ -64,6 +68,7 @@ class Trainer:
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
+        self._rank_seconds: deque[float] = deque(maxlen=RANKS_EVERY)  # per step, until this rank first waited for others
         self._steps = 0  # steps taken in this session
         self._overflows = 0
 
@@ -152,6 +157,8 @@ class Trainer:
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = longest_but_one(durations)
                 self._warn_if_slow(durations[-1])
+                if p.step % RANKS_EVERY == 0 and self.backend.ranks.world_size > 1:
+                    self._compare_ranks()
                 # 3. Evaluate and save if due by step number or synchronised clock; the final evaluation and save come later.
                 points, self._points = self._points, self._points_by(elapsed)
                 due = self._evaluation_is_due() or (self._points > points and not self._at_end())
@@ -210,14 +217,15 @@ class Trainer:
         self._overflows = self._overflows + 1 if result.skipped else 0
         failed = self._overflows > MAX_OVERFLOWS or (result.skipped and not self.backend.uses_loss_scaling)
         if failed or not math.isfinite(result.loss):
-            if not self.backend.ranks.first:
-                raise PeerLost  # every rank fails here, and the first rank reports the error
+            ranks = [str(rank) for rank, loss in enumerate(result.rank_losses) if not math.isfinite(loss)]
+            on_rank = f" on rank {', '.join(ranks)}" if self.backend.ranks.world_size > 1 and ranks else ""
             what = "gradient" if math.isfinite(result.loss) else "loss"
             measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
             sound = "the weights were not updated and earlier checkpoints are intact"
-            what = f"the {what} is not finite at step {self.progress.step} ({measured}); {sound}:"
+            what = f"the {what} is not finite at step {self.progress.step}{on_rank} ({measured}); {sound}:"
             advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
-            raise RunError(what, Setting("optimizer.warmup_steps"), advice=advice)
+            raise NotFinite(what, Setting("optimizer.warmup_steps"), advice=advice)
+        self._rank_seconds.append(result.compute_seconds)
         self.progress.loss = result.loss
         report = self._report(result, plan, rank_batch)
         regular = report.step % self.config.tracking.log_every == 0
@@ -229,6 +237,15 @@ class Trainer:
             if log:
                 self.outputs.folder.record("train", asdict(report))
             self.reporter.step(report, log)
+
+    def _compare_ranks(self) -> None:
+        """Record percentiles of the seconds per step that each rank computed before it first waited for others."""
+        ranks = self.backend.ranks
+        own = np.quantile(self._rank_seconds or [0.0], (0.5, 0.95))
+        values = np.where(np.arange(ranks.world_size) == ranks.rank, own[:, None], 0.0)
+        p50, p95 = np.array_split(self.backend.maximum(values.ravel().tolist()), 2)
+        if self.outputs is not None:
+            self.outputs.folder.record("ranks", {"step": self.progress.step, "p50": p50.tolist(), "p95": p95.tolist()})
 
     def _report(self, result: StepResult, plan: StepPlan, read: RankBatch) -> StepReport:
         c, p = self.config, self.progress
@@ -278,15 +295,31 @@ class Trainer:
                 missing = self.backend.maximum([saver is not None and saver.lacks(self.progress.step)])[0] > 0
             if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed
-                state = self.backend.snapshot()
+                state, writers = self.backend.snapshot(), self.backend.writers
+                if writers > 1:
+                    self._begin_parts()
                 if saver is not None:
-                    saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind)
+                    saver.save(self.progress.step, state, self._record(), self.progress.best_step, kind, writers)
+                elif self.part_saver is not None:
+                    self.part_saver.save(self.progress.step, state)
                 self.saved_step = self.progress.step
             elif kind != "regular" and saver is not None:
                 saver.update(self.progress.step, self._record(), kind)
             if wait and saver is not None:
                 self.reporter.waiting("saving")
                 saver.wait()
+            elif wait and self.part_saver is not None:
+                self.part_saver.wait()
+
+    def _begin_parts(self) -> None:
+        """Wait until every rank has written its part of the last checkpoint and the first rank has made the next one's folder."""
+        own = self.outputs.saver if self.outputs is not None else self.part_saver
+        if own is not None:
+            own.wait()
+        self.backend.maximum([0.0])
+        if self.outputs is not None:
+            self.outputs.saver.begin(self.progress.step)
+        self.backend.maximum([0.0])
 
     def update_checkpoint(self) -> None:
         """Store the current progress, such as a new score, in the checkpoint of this step."""

@@ -126,6 +126,7 @@ class WatchedRun:
             "damaged": self.series.damaged,
             "percentiles": timing.percentiles,
             "stalls": [[step, round(seconds, 3)] for step, seconds in timing.stalls[:MAX_STALLS]],
+            "slowest_rank": self.series.slowest_rank,
             "loaded": self.loaded,
             "arm": arm,
             "seed": settings.get("training.seed") if settings is not None else None,

@@ -22,6 +22,7 @@ MODELS = {
     "golf, untied": {**SHAPE, "family": "golf", "kv_heads": 2, "tied": False},
     "gpt2": {**SHAPE, "family": "gpt2"},
     "llama": {**SHAPE, "family": "llama", "kv_heads": 2, "inner_width": 64},
+    "frontier": {**SHAPE, "family": "frontier", "kv_heads": 2, "pattern": "SL", "window": 5, "value_layers": [0, 1]},
 }
 
 

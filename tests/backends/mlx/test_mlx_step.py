@@ -5,15 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx_kit
 import numpy as np
 import pytest
-from mlx_kit import MODELS, SHAPE, Pupil, both, far
+from mlx_kit import MODELS, SHAPE, Position, Pupil, both, far, plan_step
+
+from ingot.errors import ConfigError
 
 LLAMA = {**SHAPE, "family": "llama", "inner_width": 64}
+FRONTIER = MODELS["frontier"]
 OPTIONS = {
     "gpt2 without biases, erf": {**SHAPE, "family": "gpt2", "bias": False, "gelu": "erf"},
     "llama, plain, layernorm": {**LLAMA, "mlp": "plain", "norm": "layernorm", "bias": True, "activation": "gelu", "tied": False},
     "llama, linear": {**LLAMA, "rope_scaling": "linear", "rope_factor": 2.0, "activation": "relu"},
     "llama, ntk": {**LLAMA, "rope_scaling": "ntk", "rope_factor": 4.0},
     "golf of one layer": {**MODELS["golf"], "layers": 1},
+    "frontier, tables, untied": {**FRONTIER, "values": "tables", "tied": False, "softcap": None, "head_gate": False},
+    "frontier, plain": {**FRONTIER, "values": "none", "key_offset": False, "rope_part": 1.0, "kv_heads": None, "window": 99},
 }
 
 
@@ -21,7 +26,7 @@ OPTIONS = {
 def test_loss_and_gradients_are_those_of_torch(model):
     theirs, ours = both(OPTIONS.get(model, MODELS.get(model)))
     for pupil in (theirs, ours):  # a new golf model predicts from the embedding alone; a few steps later all of it counts
-        pupil.losses(3)
+        pupil.losses(10)
     ours.backend.load(theirs.state())
     assert ours.mean() == pytest.approx(theirs.mean(), abs=1e-5)
     batch = ours.rows(3)
@@ -48,6 +53,38 @@ def test_the_other_forms_of_muon_are_those_of_torch():
     assert far(ours.losses(10), theirs.losses(10)) < 1e-4
 
 
+@pytest.mark.parametrize("more", [{}, {"muon_normalise_rows": True}])
+def test_normuon_with_cautious_weight_decay_is_that_of_torch_and_its_state_moves_to_torch(more):
+    optimizer = {"name": "muon", "muon_beta2": 0.9, "muon_cautious": True, "muon_weight_decay": 2.0, **more}
+    theirs, ours = both("frontier", optimizer)
+    assert far(ours.losses(10), theirs.losses(10)) < 1e-4
+    bold = Pupil("mlx", "frontier", {**optimizer, "muon_cautious": False})
+    plain = Pupil("mlx", "frontier", {**optimizer, "muon_beta2": None})
+    assert all(far(other.losses(10), theirs.losses(10)) > 1e-3 for other in (bold, plain))
+    theirs, (resumed, start) = Pupil("cpu", "frontier", optimizer), both("frontier", optimizer)
+    expected = theirs.losses(10)
+    start.losses(5)
+    resumed.backend.load(start.state())
+    assert far(resumed.losses(5, first=5), expected[5:]) < 1e-4
+
+
+def test_stages_set_the_window_and_a_model_is_judged_with_the_last_one():
+    stages, fast = [{"steps": 4, "model": {"window": 2}}, {"steps": 4, "model": {"window": 9}}], {"learning_rate": 1e-2}
+    theirs, ours = both("frontier", fast, stages=stages, max_steps=8)
+    plans = [plan_step(ours.config, Position(number)) for number in (0, 4)]
+    for pupil in (theirs, ours):
+        pupil.backend.tune([(plan, pupil.rows(0)) for plan in plans], {})
+    for first in (0, 3):  # in the first stage, then in the second
+        assert far(ours.losses(3, first), theirs.losses(3, first)) < 1e-5
+        assert ours.mean() == pytest.approx(theirs.mean(), abs=1e-5)
+    for window in (2, 9):
+        narrow = Pupil("mlx", {**MODELS["frontier"], "window": window}, fast, max_steps=8)
+        narrow.backend.load(ours.state())
+        assert (abs(narrow.mean() - ours.mean()) < 1e-6) == (window == 9)
+    with pytest.raises(ConfigError, match=r"window=0 must be a whole number of tokens, at least 1"):
+        Pupil("mlx", "frontier", stages=[{"steps": 1, "model": {"window": 0}}])
+
+
 def test_groups_of_ones_own_and_the_average_of_the_weights_are_those_of_torch():
     groups = [{"name": "gains", "match": "*q_gain", "learning_rate": 0.1, "beta1": 0.5, "epsilon": 1e-3}]
     theirs, ours = both("golf", {"groups": groups, "ema_decay": 0.8})
@@ -58,7 +95,7 @@ def test_groups_of_ones_own_and_the_average_of_the_weights_are_those_of_torch():
     assert ours.state()["ema"].keys() == theirs.state()["ema"].keys()
 
 
-@pytest.mark.parametrize("model", ["golf", "gpt2"])
+@pytest.mark.parametrize("model", ["golf", "gpt2", "frontier"])
 def test_document_masks_are_those_of_torch(model):
     theirs, ours = both(model, data={"document_mask": True})
     assert far(ours.losses(3), theirs.losses(3)) < 1e-5

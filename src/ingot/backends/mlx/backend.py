@@ -30,7 +30,7 @@ from ingot.runtime.tensors import Batch, TensorRecord
 
 # AdamW (as in torch) and Muon (as in optim/muon.py) over dicts of arrays; the state has the same keys as in torch.
 
-OptimizerState = dict[str, Weights]  # state by parameter name: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
+OptimizerState = dict[str, Weights]  # by parameter name: step, exp_avg and exp_avg_sq (AdamW), or momentum and squares (Muon)
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
@@ -68,10 +68,18 @@ def muon(
         if settings.muon_normalise_rows:  # give every row the same norm without changing the matrix norm; see optim/muon.py
             rows_of_one = update / mx.maximum(mx.sqrt(mx.sum(update * update, axis=-1, keepdims=True)), 1e-12)
             update = rows_of_one * (length(update) / mx.maximum(length(rows_of_one), 1e-7))
+        if settings.muon_beta2 is not None:  # NorMuon: divide rows by their running root mean square; see optim/muon.py
+            now = mx.mean(mx.square(update), axis=-1 if rows >= columns else -2, keepdims=True)
+            before = [memory.get(name, {}).get("squares", mx.zeros_like(now[0])) for name in same]
+            squares = settings.muon_beta2 * mx.stack(before) + (1 - settings.muon_beta2) * now
+            scaled = update * mx.rsqrt(mx.maximum(squares, 1e-10))
+            update = scaled * (length(update) / mx.maximum(length(scaled), 1e-10))
         update = update * (rates.lr * math.sqrt(max(1.0, rows / columns)))
+        decay = rates.lr * rates.weight_decay
         for i, name in enumerate(same):
-            updated[name] = weights[name] * (1.0 - rates.lr * rates.weight_decay) - update[i]
-            kept[name] = {"momentum": after[i]}
+            decays = weights[name] * update[i] >= 0 if settings.muon_cautious else 1.0
+            updated[name] = weights[name] * (1.0 - decay * decays) - update[i]
+            kept[name] = {"momentum": after[i]} | ({} if settings.muon_beta2 is None else {"squares": squares[i]})
     return updated, kept
 
 
@@ -99,12 +107,14 @@ class MLXBackend(MLXInference):
     """The MLX implementation of Backend (methods documented in base.py), which trains in a single process."""
 
     uses_loss_scaling = False
+    writers = 1
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
         outline, initial, self._groups = draw(config, vocab_size)
         super().__init__(config, outline, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self.load_weights(initial, "the initial model")
+        self.notes: list[str] = []
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
@@ -117,8 +127,8 @@ class MLXBackend(MLXInference):
         # By default, compile only on Metal: on a CPU, MLX compiles every kernel with g++, which is slow.
         self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
 
-        def loss(trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
-            run = replace(self._run, keys=keys) if self._run.dropout else self._run
+        def loss(trained: Weights, others: Weights, keys: mx.array, window: int, *planes: mx.array) -> mx.array:
+            run = replace(self._run, keys=keys if self._run.dropout else None, window=window)
             return self._losses({**others, **trained}, run, *planes)
 
         both: Callable[..., Any] = mx.value_and_grad(loss)
@@ -169,7 +179,8 @@ class MLXBackend(MLXInference):
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
             keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=1 + DROPOUTS * self._settings.layers)
-            loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
+            planes = self._upload(batch[start : start + rows])
+            loss, grads = self._value_and_grad(trained, others, keys, int(plan.model.get("window", 0)), *planes)
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:

@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.mlx.models import Cached, Pass, Weights, golf_hidden, gpt2_hidden, head_logits, head_loss, llama_hidden
+from ingot.backends.mlx.models import (
+    Cached,
+    Pass,
+    Weights,
+    frontier_hidden,
+    golf_hidden,
+    gpt2_hidden,
+    head_logits,
+    head_loss,
+    llama_hidden,
+)
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
@@ -57,6 +67,7 @@ def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
 
 
 FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
+    "frontier": (frontier_hidden, "embedding.weight"),
     "golf": (golf_hidden, "tok_emb.weight"),
     "gpt2": (gpt2_hidden, "transformer.wte.weight"),
     "llama": (llama_hidden, "wte.weight"),
@@ -108,7 +119,8 @@ class MLXInference:
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
         self.ranks, self.vocab_size, self.precision = ranks, vocab_size, precision
-        self._settings: Any = config.model
+        window = {"window": outline.window} if hasattr(outline, "window") else {}  # set by the last of training.stages
+        self._settings: Any = config.model.model_copy(update=window)
         self._outline, self._loss_chunk = outline, config.training.loss_chunk
         self.parameters = sum(p.numel() for p in outline.parameters())
         self._dtype = PRECISIONS[precision]

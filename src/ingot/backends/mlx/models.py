@@ -1,19 +1,20 @@
-"""The gpt2, llama and golf families in MLX, as functions of a dict of weights named as in the torch models.
+"""The gpt2, llama, golf and frontier families in MLX, as functions of a dict of weights named as in the torch models.
 
 Each follows the torch implementation in ingot/model. Weights keep their dtype and are cast for each matmul, as autocast does:
-matmuls and attention use the precision of the run; the residual stream and the norms use the dtype of the embedding.
+matmuls and attention use the precision of the run; the residual stream and the norms use the dtype of the embedding, except in
+the frontier family, which uses the precision of the run for them too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import mlx.core as mx
 
-from ingot.model.settings import GolfSettings, GPT2Settings, LlamaSettings
+from ingot.model.settings import FrontierSettings, GolfSettings, GPT2Settings, LlamaSettings
 from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
@@ -28,6 +29,7 @@ class Pass:
 
     dtype: mx.Dtype = mx.float32  # dtype of matmuls
     mask: mx.array | None = None  # (B, 1, T, T); None: causal
+    window: int = 0  # window of the S layers of a frontier model; 0: the setting model.window
     dropout: float = 0.0
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
@@ -78,12 +80,18 @@ def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
     return mx.where(mx.random.bernoulli(1 - p, x.shape, key=key), x / (1 - p), mx.array(0, dtype=x.dtype))
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Return the causal attention output (B, T, H * D) for T new positions, which also attend to the cached keys and values."""
+def extended(k: mx.array, v: mx.array, run: Pass, layer: int) -> Cached:
+    """Return the cached keys and values of a layer, if there is a cache, followed by the new ones."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
         run.grown.append((k, v))
+    return k, v
+
+
+def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
+    """Return the causal attention output (B, T, H * D) for T new positions, which also attend to the cached keys and values."""
+    k, v = extended(k, v, run, layer)
     B, H, T, D = q.shape
     q, k, v = (x.astype(run.dtype) for x in (q, k, v))
     scale = D**-0.5
@@ -239,3 +247,63 @@ def golf_hidden(s: GolfSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.
         if i < skips:
             outputs.append(x)
     return golf_norm(x)
+
+
+# The frontier family.
+
+
+def frontier_norm(x: mx.array) -> mx.array:
+    """Normalise the last dimension to a root mean square of 1, without a gain."""
+    return mx.fast.rms_norm(x, None, 1e-6)
+
+
+def frontier_gate(weights: Weights, name: str, x: mx.array, run: Pass) -> mx.array:
+    """Return one factor between 0 and 2 per head and token, (B, T, H, 1), computed from the first channels of x (B, T, C)."""
+    return 2 * mx.sigmoid(linear(weights, name, x[..., : weights[f"{name}.weight"].shape[1]], run))[..., None]
+
+
+def offset_keys(k: mx.array, rotated: int, mask: mx.array | None) -> mx.array:
+    """Return keys (B, K, S, D) with their unrotated dimensions taken from the previous token, except at document starts."""
+    still = k[..., rotated:]
+    before = mx.concatenate([still[:, :, :1], still[:, :, :-1]], axis=2)
+    if mask is not None:  # a token that does not see the previous one begins a document
+        follows = mx.pad(mx.diagonal(mask, -1, 2, 3), [(0, 0), (0, 0), (1, 0)])  # (B, 1, T)
+        before = mx.where(follows[..., None], before, still)
+    return mx.concatenate([k[..., :rotated], before], axis=-1)
+
+
+def frontier_block(
+    s: FrontierSettings, run: Pass, short: mx.array | None, tokens: mx.array, layer: int, w: Weights, x: mx.array, x0: mx.array
+) -> mx.array:
+    """Run one block, given its weights; `short` is the mask of a layer with a window."""
+    size = s.width // s.heads
+    rotate = partial(mx.fast.rope, dims=s.rotated, traditional=False, base=s.rope_base, scale=1.0, offset=run.start)
+    x = w["mix_x"].astype(x.dtype) * x + w["mix_x0"].astype(x.dtype) * x0
+    inside = frontier_norm(x)
+    q, k, v = (heads_of(linear(w, f"attn.{name}", inside, run), size) for name in "qkv")
+    if s.has_values(layer):
+        table = w.get("attn.value_table.weight")
+        more = linear(w, "attn.value_projection", x0, run) if table is None else table[tokens].astype(x.dtype)
+        v = v + frontier_gate(w, "attn.value_gate", inside, run).swapaxes(1, 2) * heads_of(more, size)
+    # The cache stores keys as they are before the offset, so the key of the previous token is always available.
+    k, v = extended(frontier_norm(rotate(k)), v, run, layer)
+    long = s.is_long(layer)
+    if long and s.key_offset:
+        k = offset_keys(k, s.rotated, run.mask)
+    y = attention(frontier_norm(rotate(q)), k, v, replace(run, cache=None, mask=run.mask if long else short), layer)
+    if s.head_gate:
+        y = (y.reshape(*y.shape[:2], -1, size) * frontier_gate(w, "attn.head_gate", inside, run)).reshape(y.shape)
+    x = x + linear(w, "attn.o", y, run)
+    return x + linear(w, "mlp.down", mx.square(mx.maximum(linear(w, "mlp.fc", frontier_norm(x), run), 0)), run)
+
+
+def frontier_hidden(s: FrontierSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
+    """Return the final hidden states (B, T, C)."""
+    x = x0 = frontier_norm(w["embedding.weight"][tokens].astype(run.dtype))
+    window, T, S, short = run.window or s.window, tokens.shape[1], run.start + tokens.shape[1], run.mask
+    if window < S:  # a token sees the last `window` tokens, including itself
+        near = mx.tri(T, S, S - T, dtype=mx.bool_) & ~mx.tri(T, S, S - T - window, dtype=mx.bool_)
+        short = near if short is None else short & near
+    for i in range(s.layers):
+        x = run_block(partial(frontier_block, s, run, short, tokens, i), w, f"blocks.{i}.", run, x, x0)
+    return frontier_norm(x)

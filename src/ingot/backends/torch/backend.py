@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,19 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from ingot.backends.base import State, StepPlan
 from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
-from ingot.backends.torch.collectives import Collectives, peers_present
+from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward, compiles, compiles_optimizer, uses_cuda_graphs
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device
 from ingot.backends.torch.inference import TorchInference
+from ingot.backends.torch.parallel import Parallel, choose
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
+    ROWWISE,
     DeviceResult,
     LossScale,
     WeightAverage,
@@ -43,7 +46,7 @@ from ingot.backends.torch.state import (
     snapshot,
     tensor,
 )
-from ingot.backends.torch.tune import CUDNN_FLASH4, FLASH4, Tuned
+from ingot.backends.torch.tune import CUDNN_FLASH4, DTYPES, FLASH4, Tuned
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -58,7 +61,7 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """The torch implementation of Backend (methods documented in base.py) on one device; each rank has a model replica."""
+    """The torch implementation of Backend (documented in base.py); each rank has a replica or a shard of the model."""
 
     records_steps = False
 
@@ -76,21 +79,26 @@ class TorchBackend(TorchInference):
         precision = device.precision(t.precision)
         if device.kind != "cuda" or precision != "bf16":
             builders.stop()
-        self._group = Collectives(ranks, device)
+        self._group = Collectives(ranks, device, t)
         memory = torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
-        tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size)
+        kind, reason = choose(config, vocab_size, memory, ranks)
+        dtype = DTYPES[precision] if precision == "bf16" else None
+        parallel = Parallel(kind, ranks, torch.device(str(device)), dtype, t.cpu_offload)
+        self.notes = [reason] if reason else []
+        self.writers = parallel.shards
+        tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size, parallel.shards)
         torch.set_float32_matmul_precision("high")  # allow TF32 for float32 matmuls
         if isinstance(config.model, FileSettings):
             wait_for_imports()  # a custom model may import modules that background threads are still importing
             check_custom_model(config, config.model.file, vocab_size, torch.device(str(device)))
         self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
-        model = build_model(config, vocab_size).to(str(device))
+        model = parallel.place(build_model(config, vocab_size))
         if t.fp8_head:
             nvidia = device.kind == "cuda" and torch.version.hip is None
             capability = torch.cuda.get_device_capability(device.index) if nvidia else None
             tune.use_fp8_head(model, config.data.seq_len, t, precision, capability)
-        super().__init__(model, vocab_size, device, precision, self._group)
+        super().__init__(model, vocab_size, device, precision, self._group, parallel)
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # restore the thread count, which the run may change
         closing.callback(self._group.close)
@@ -100,33 +108,31 @@ class TorchBackend(TorchInference):
         self._config = config
         self._stages: list[Tuned] = []  # the options that `tune` chose for each stage
         self._kernels: list[str] = []
+        self._computed: Any = 0.0  # when the last step began its last backward pass
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
-        self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms per layer
+        self._names = {parallel.local(p): name for name, p in model.named_parameters()}  # cached: takes 0.1 ms per layer
+        self._passes: list[int] = []  # the number of micro-batches per step of each stage, equal on all ranks
         self._compile = compiles(t, family, device.kind == "cuda")
         wait_for_imports()  # creating optimizers imports modules that background threads may still be importing
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
-        self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
+        into = parallel.local, parallel.exchange
+        self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon, *into)
         self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom optimizers ignore found_inf
-        self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
+        self._average = WeightAverage(model, parallel.local) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
         if every := recomputed_every(config, vocab_size, memory):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
-        stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
-        self._cuda_graphs = uses_cuda_graphs(config, vocab_size, self._compile, device.kind == "cuda", ranks)
+        stages, blocks = max(1, len(t.stages)), t.compile == "blocks" or parallel.sharded
+        graphs = uses_cuda_graphs(config, vocab_size, self._compile, device.kind == "cuda", ranks)
+        self._cuda_graphs = graphs and not parallel.sharded
         self._module = model
         if self._compile:
             self._module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs)
-        if ranks.world_size > 1:
-            self._module = DistributedDataParallel(
-                self._module,
-                device_ids=[self._device.index] if device.kind == "cuda" else None,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=family == "file",  # built-in families use all their parameters
-            )
+        self._module = parallel.wrap(self._module, family)
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose the thread count, kernels and each stage's micro-batch size and attention kernel, or reuse those in `kept`."""
@@ -169,11 +175,16 @@ class TorchBackend(TorchInference):
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
             if plan.seq_len == self._config.data.seq_len:
                 self._attention = self._stages[-1].attention  # evaluation uses rows of data.seq_len tokens
-        if self.ranks.world_size > 1:
+        self._passes = [
+            math.ceil(self.maximum([len(batch)])[0] / tuned.micro_batch)
+            for (_, batch), tuned in zip(stages, self._stages, strict=True)
+        ]
+        if self.parallel.kind != "none":
             # DDP reorders its buckets after the first pass. Trigger that now, so that a resumed run sums in the same order.
+            # FSDP2 finds the outermost module in the first pass, which must therefore not be one that generates text.
             plan, batch = stages[0]
             self._set(plan.model)
-            self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
+            self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), 0)
         for buffer, before in buffers:  # restore buffers that the trials may have changed
             buffer.copy_(before)
         self._forget_gradients()
@@ -285,7 +296,7 @@ class TorchBackend(TorchInference):
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
         """Run one step. On a GPU this returns before the step has finished."""
-        tuned = self._stages[plan.stage]
+        tuned, self._group.step, began = self._stages[plan.stage], plan.step + 1, self._mark()
         # 1. Switch from the averaged weights, if in use, to the training weights, and seed the RNG from the step number.
         self._show(average=False)
         self._set(plan.model)
@@ -297,7 +308,7 @@ class TorchBackend(TorchInference):
             torch.mps.manual_seed(seed)
         # 2. Run forward and backward for each micro-batch; the last backward pass averages the gradients over the ranks.
         try:
-            loss = self._accumulate(batch, targets, tuned)
+            losses = self._accumulate(batch, targets, plan.stage)
         except torch.OutOfMemoryError:
             self._choices.keep({})
             raise RunError(
@@ -310,44 +321,59 @@ class TorchBackend(TorchInference):
         # 3. Compute the gradient norm and clip the gradients.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
-        norm = get_total_norm(grads)
+        with self._group.peers_present("the gradient norm"):
+            norm = self.parallel.norm(self._names)
         overflow = ~torch.isfinite(norm)
         if self._config.optimizer.clip_norm:
             clip_grads_with_norm_(self._names, self._config.optimizer.clip_norm, norm)
         # 4. Update the weights, unless the loss or the gradient norm is not finite.
-        skipped = overflow | ~torch.isfinite(loss)
-        self._update(skipped, plan)
+        skipped = overflow | ~torch.isfinite(losses[0])
+        with self._group.peers_present("the optimizer step"):
+            self._update(skipped, plan)
         self._scale.update(overflow)
         self._forget_gradients()
-        return DeviceResult(torch.stack([loss, norm, skipped.float()]))
+        return DeviceResult(torch.cat([torch.stack([norm, skipped.float()]), losses]), began, self._computed)
 
-    def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
-        """Accumulate the gradients of the step's loss (the mean over its targets on all ranks) and return this loss."""
-        rank_loss = torch.zeros((), device=self._device)
-        micro_batches = range(0, len(batch), tuned.micro_batch)
-        for start in micro_batches:
+    def _accumulate(self, batch: Batch, targets: int, stage: int) -> Tensor:
+        """Accumulate the gradients of the step's loss (the mean over its targets); return it and each rank's part of it."""
+        rank_loss, tuned = torch.zeros((), device=self._device), self._stages[stage]
+        passes = self._passes[stage] if self.parallel.sharded else math.ceil(len(batch) / tuned.micro_batch)
+        for number in range(passes):
+            start = number * tuned.micro_batch
             part = batch[start : start + tuned.micro_batch]
+            if not len(part):  # another rank has more rows, and this rank must gather its shards for it
+                part = np.full_like(batch[:1], IGNORED)
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if not weight:  # a micro-batch without targets would have a mean loss of NaN
                 part = np.where(part == IGNORED, 0, part)
             if self._cuda_graphs:  # the second pass copies the gradients of the first; later passes add to the copies
                 begin_pass(self._names if start == tuned.micro_batch else ())
-            sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-            if isinstance(self._module, DistributedDataParallel) and start != micro_batches[-1]:
-                sync = self._module.no_sync()
-            with peers_present(), self._computing(tuned.attention), sync:
+            sync = self.parallel.accumulating(self._module, number == passes - 1)
+            with self._group.peers_present("the gradient all-reduce"), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():  # some custom models return a scalar only for one-row batches
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
+                self._computed = self._mark()  # the last backward pass waits for the other ranks
                 # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
-        if self.ranks.world_size > 1:
-            with peers_present():
-                torch.distributed.all_reduce(rank_loss)
-        return rank_loss
+        with self._group.peers_present("the gradient all-reduce"):
+            self.parallel.collect()
+        if self.ranks.world_size == 1:
+            return rank_loss[None]
+        losses = torch.zeros(1 + self.ranks.world_size, device=self._device)
+        losses[0] = losses[1 + self.ranks.rank] = rank_loss
+        with self._group.peers_present("the loss all-reduce"):
+            torch.distributed.all_reduce(losses)
+        return losses
+
+    def _mark(self) -> Any:
+        """Return the current time or, on a GPU with several ranks, an event that records when the GPU gets here."""
+        if self.device.kind != "cuda" or self.ranks.world_size == 1:
+            return time.perf_counter()
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Update the weights and their average unless `skip`; on CUDA, built-in optimizers read `skip` without a host sync."""
@@ -365,6 +391,10 @@ class TorchBackend(TorchInference):
         if self._average is not None and plan.ema_decay is not None:
             self._average.update(plan.ema_decay, skip)
 
+    def score(self, batch: Batch) -> float:
+        with self._group.peers_present("an evaluation"):
+            return super().score(batch)
+
     def _show(self, average: bool) -> None:
         """If `average`, switch to the averaged weights and the last stage's model settings, else back to the training weights."""
         if average:
@@ -374,27 +404,44 @@ class TorchBackend(TorchInference):
     def _forget_gradients(self) -> None:
         for p in self._names:
             p.grad = None
+        self.parallel.forget_gradients()
 
     def snapshot(self) -> Callable[[], State]:
-        return self._replica() if self.ranks.first else dict
+        if self.ranks.rank >= self.writers:
+            return dict
+        return self._captured(lambda record: self.ranks.first or (record.part is not None and record.data.nbytes > 0))
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
+        before = {file: {record.name: record for record in records} for file, records in self._captured()().items()}
         try:
             yield
         finally:
             self.load(before)
 
-    def _replica(self) -> Callable[[], State]:
+    def _captured(self, wanted: Callable[[TensorRecord], bool] = lambda record: True) -> Callable[[], State]:
+        """Capture this rank's part of the state; the returned function copies it to the host, except what is not `wanted`."""
         self._show(average=False)
         optimizer = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
         average = {"ema": self._average.tensors()} if self._average is not None else {}
-        return snapshot({"model": model_tensors(self.model), "optimizer": optimizer, **average}, self._device)
+        model = list(model_tensors(self.model))
+        parts = {name: part for name, p in model if (part := self.parallel.part(p)) is not None}
+        local = ((name, self.parallel.local(p)) for name, p in model)
+        bring = snapshot({"model": local, "optimizer": optimizer, **average}, self._device)
+
+        def with_part(file: str, record: TensorRecord) -> TensorRecord:
+            parameter, _, key = record.name.rpartition("/") if file == "optimizer" else (record.name, "", "")
+            return replace(record, part=parts.get(parameter)) if not key or key in ROWWISE else record
+
+        def records() -> State:
+            located = {file: [with_part(file, record) for record in found] for file, found in bring().items()}
+            return {file: [record for record in found if wanted(record)] for file, found in located.items()}
+
+        return records if parts else bring
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         self._show(average=False)
-        load_model(self.model, state["model"], "the checkpoint")
+        load_model(self.model, state["model"], "the checkpoint", self.parallel.put)
         optimizer = dict(state["optimizer"])
         self._scale.restore(optimizer)
         by_parameter: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -405,9 +452,10 @@ class TorchBackend(TorchInference):
             o.state.clear()
             for p in (p for group in o.param_groups for p in group["params"]):
                 if entries := by_parameter.get(self._names[p]):  # without records, the state starts empty
-                    o.state[p] = {key: value.to(p.device) for key, value in entries.items()}
+                    rows = {key: self.parallel.cut(entries[key], p) for key in ROWWISE if key in entries}
+                    o.state[p] = {key: value.to(p.device, copy=key in rows) for key, value in {**entries, **rows}.items()}
         if self._average is not None:
-            self._average.load(state.get("ema", {}))
+            self._average.load(state.get("ema", {}), self.parallel.cut)
 
     def flops_per_token(self, seq_len: int) -> float:
         return flops_per_token(self.model, seq_len)

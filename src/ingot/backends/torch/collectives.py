@@ -7,46 +7,88 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from ingot.errors import ConfigError, PeerLost
+from ingot.config.schema import TrainingSection
+from ingot.errors import ConfigError, PeerLost, RunError, Setting
 from ingot.runtime.devices import Device
+from ingot.runtime.files import user_path
 from ingot.runtime.ranks import Ranks
 
-
-@contextmanager
-def peers_present() -> Iterator[None]:
-    """Raise PeerLost if the block fails because another rank has died."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not dist.is_initialized() or not re.search(r"peer|NCCL|gloo", str(error)):
-            raise
-        raise PeerLost from error
+ANSWER_SECONDS = 5.0  # how long the ranks that are alive have, after a timeout, to tell each other so
 
 
 class Collectives:
     """The torch.distributed implementation of Group (base.py); with a single rank, every method returns its input."""
 
-    def __init__(self, ranks: Ranks, device: Device):
+    def __init__(self, ranks: Ranks, device: Device, training: TrainingSection | None = None):
         self.ranks = ranks
+        self.step = 0  # the step in progress, for error messages
+        self._seconds = (training or TrainingSection()).collective_timeout_seconds
         self._host: dist.ProcessGroup | None = None  # None with a single rank
         if ranks.world_size == 1:
             return
         if device.kind == "cuda":
             torch.cuda.set_device(device.index)
+            # After a timeout, NCCL writes the last collectives of every rank to a file, which torchfrtrace analyses.
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+            if training is not None and training.output_dir is not None:
+                os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(user_path(training.output_dir) / "collectives-rank-"))
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise ConfigError(f"{name} is not set; start ranks with torchrun or ingot train --nproc-per-node N")
+        timeout = timedelta(seconds=self._seconds)
         if not dist.is_initialized():
             backend = "nccl" if device.kind == "cuda" else "gloo"
-            dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size, timeout=timedelta(minutes=30))
-        self._host = dist.new_group(backend="gloo")
+            dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout)
+        self._host = dist.new_group(backend="gloo", timeout=timeout)
+
+    @contextmanager
+    def peers_present(self, what: str) -> Iterator[None]:
+        """Raise PeerLost if the block fails because another rank has died, and RunError if it waits too long for one."""
+        try:
+            yield
+        except RuntimeError as error:
+            timed_out = re.search(r"[Tt]imed out|timeout", str(error))
+            if not dist.is_initialized() or not (timed_out or re.search(r"peer|NCCL|gloo", str(error))):
+                raise
+            if not timed_out:
+                raise PeerLost from error
+            silent = self._silent_ranks()
+            if self.ranks.rank != min(set(range(self.ranks.world_size)) - set(silent)):
+                raise PeerLost from error
+            names = ", ".join(map(str, silent)) or "others, which has answered since"
+            waited = f"rank {self.ranks.rank} waited {self._seconds:g} s at step {self.step} in {what} for rank {names}"
+            setting, advice = (
+                Setting("training.collective_timeout_seconds"),
+                "see whether that rank or its machine hangs, or raise {0}",
+            )
+            raise RunError(waited, setting, advice=advice) from None
+
+    def _silent_ranks(self) -> list[int]:
+        """Tell the other ranks through the store that this rank is alive, and return those that do not do so in time."""
+        store, alive = dist.distributed_c10d._get_default_store(), {self.ranks.rank}  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + ANSWER_SECONDS - (self.ranks.rank > 0)  # rank 0 hosts the store, so it ends last
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                store.set(f"alive/{self.ranks.rank}", "")
+                while len(alive) < self.ranks.world_size and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    alive.update(rank for rank in range(self.ranks.world_size) if store.check([f"alive/{rank}"]))
+
+        thread = threading.Thread(target=ask, daemon=True)  # the store may hang too
+        thread.start()
+        thread.join(ANSWER_SECONDS + 1)
+        return [0] if 0 not in alive else [rank for rank in range(self.ranks.world_size) if rank not in alive]
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         return self._reduced(values, dist.ReduceOp.MAX)
@@ -58,7 +100,7 @@ class Collectives:
         if self._host is None:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
-        with peers_present():
+        with self.peers_present("a control message"):
             dist.all_reduce(numbers, operation, group=self._host)
         return numbers.tolist()
 
@@ -66,7 +108,7 @@ class Collectives:
         if self._host is None:
             return text
         box = [text]
-        with peers_present():
+        with self.peers_present("a broadcast"):
             dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 

@@ -127,7 +127,7 @@ def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: b
     return True
 
 
-def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
+def begin_pass(parameters: Iterable[Tensor]) -> None:
     """Copy the gradients of `parameters` out of the CUDA graph's memory, then begin a pass, which may overwrite that memory."""
     for p in parameters:
         if p.grad is not None:

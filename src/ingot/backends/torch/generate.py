@@ -115,7 +115,7 @@ class Step:
         self._model, self._cache, self._records = model, cache, record
         keys = cache[0].keys
         self._tokens = torch.zeros(keys.size(0), 1, dtype=torch.long, device=keys.device)
-        self._position = torch.zeros(positions, dtype=torch.long, device=keys.device)  # one for all rows, or one per row
+        self._position = torch.zeros(positions, 1, dtype=torch.long, device=keys.device)  # one for all rows, or one per row
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded: Tensor | None = None  # the cache buffer that the recorded graph writes to
         self._scores = torch.empty(0)
@@ -126,7 +126,7 @@ class Step:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
         self._tokens.copy_(new)
-        self._position.fill_(cached) if positions is None else self._position.copy_(positions)
+        self._position.fill_(cached) if positions is None else self._position.copy_(positions[:, None])
         if not (self._records and new.is_cuda):
             return self._compute()
         with torch.cuda.device(new.device):

@@ -18,7 +18,8 @@ from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device
 from ingot.backends.torch.generate import generate, score_rows
 from ingot.backends.torch.gptq import Moments, TorchRounder
-from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
+from ingot.backends.torch.parallel import Parallel
+from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_tensors, record
 from ingot.backends.torch.tune import ATTENTION, DTYPES, GROUPED, attention_form, use_form, use_kernels
 from ingot.config.schema import Config
 from ingot.errors import DataError
@@ -49,12 +50,21 @@ class TorchInference:
 
     records_steps = True  # record decoding steps as CUDA graphs; False in a training backend, which needs the memory
 
-    def __init__(self, model: nn.Module, vocab_size: int, device: Device, precision: str, group: Collectives):
+    def __init__(
+        self,
+        model: nn.Module,
+        vocab_size: int,
+        device: Device,
+        precision: str,
+        group: Collectives,
+        parallel: Parallel | None = None,
+    ):
         self.model, self.vocab_size, self.device, self.precision = model, vocab_size, device, precision
         self.ranks, self.maximum, self.total = group.ranks, group.maximum, group.total
         self.broadcast, self.close = group.broadcast, group.close
         self.parameters = sum(p.numel() for p in model.parameters())
         self._device = torch.device(str(device))
+        self.parallel = parallel or Parallel("none", group.ranks, self._device)
         self._average: WeightAverage | None = None
         self._attention, self._deterministic = "default", False
         self._form: Form = "repeated"
@@ -94,22 +104,30 @@ class TorchInference:
         padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
         start = torch.tensor(padded, device=self._device)
         try:
-            for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
-                yield tokens.tolist()
+            stream = generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths)
+            with self.parallel.gathered(self.model):
+                for tokens in stream:
+                    yield tokens.tolist()
         except torch.OutOfMemoryError:
             raise MemoryError(f"{len(prompts)} completions at once do not fit into the GPU's memory") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         try:
             # Use the default attention kernel, because the one chosen for training may not support the shapes of these rows.
-            with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
+            longer = extended_context(self.model, max(map(len, rows), default=1) - 1)
+            with self._evaluating(), self._computing("default"), self.parallel.gathered(self.model), longer:
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"{len(rows)} rows at once do not fit into the GPU's memory") from None
 
     def weights(self) -> list[TensorRecord]:
         self._show(average=True)
-        return model_records(self.model) if self.ranks.first else []
+        whole = ((name, self.parallel.whole(value)) for name, value in model_tensors(self.model))
+        if self.ranks.first:
+            return [record(name, value) for name, value in whole]
+        for _ in whole if self.parallel.sharded else ():
+            pass  # every rank takes part in gathering each tensor
+        return []
 
     @torch.no_grad()
     def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
@@ -130,7 +148,7 @@ class TorchInference:
         if any(p.is_meta for p in self.model.parameters()):
             check_fits(self.model, weights, where)  # before allocating memory: untrusted settings may ask for any size
             self.model = fill_outline(self.model, self._device)
-        load_model(self.model, weights, where)
+        load_model(self.model, weights, where, self.parallel.put)
         if self._average is not None:
             self._average.load({})
 

@@ -125,11 +125,19 @@ def model_records(model: nn.Module) -> list[TensorRecord]:
     return [record(name, value) for name, value in model_tensors(model)]
 
 
+Put = Callable[[Tensor, Tensor], object]  # copies a tensor's value, whole or this rank's part of it, into a model's tensor
+
+
+def put_whole(value: Tensor, source: Tensor) -> None:
+    """Copy a tensor into another of the same shape."""
+    value.copy_(source)
+
+
 @torch.no_grad()
-def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
+def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str, put: Put = put_whole) -> None:
     """Copy records into a model; raise CheckpointError if names, shapes or kinds of dtype (floating-point or not) differ."""
     for value, source in check_fits(model, records, where):
-        value.copy_(tensor(source))
+        put(value, tensor(source))
 
 
 def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> list[tuple[Tensor, TensorRecord]]:
@@ -139,8 +147,8 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
         source = records.get(name)
         if source is None:
             raise CheckpointError(f"{where} has no tensor {name}; it belongs to another model")
-        if source.shape != tuple(value.shape):
-            raise CheckpointError(f"{where}: {name} has shape {list(source.shape)}, but {list(value.shape)} in the model")
+        if (shape := source.part.whole if source.part else source.shape) != tuple(value.shape):
+            raise CheckpointError(f"{where}: {name} has shape {list(shape)}, but {list(value.shape)} in the model")
         if DTYPES[source.dtype].is_floating_point != value.dtype.is_floating_point:
             raise CheckpointError(f"{where}: {name} has dtype {source.dtype}, but {NAMES[value.dtype]} in the model")
         pairs.append((value, source))
@@ -161,8 +169,9 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
 class WeightAverage:
     """An exponential moving average of the weights in float32, which replaces the weights during evaluation."""
 
-    def __init__(self, model: nn.Module):
-        self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    def __init__(self, model: nn.Module, local: Callable[[Tensor], Tensor] = lambda p: p):
+        trained = ((name, local(p)) for name, p in model.named_parameters() if p.requires_grad)
+        self._names, self._weights = zip(*trained, strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
         self._kept: list[Tensor] = []  # copies of the training weights while the model holds the average
 
@@ -170,7 +179,7 @@ class WeightAverage:
     def update(self, decay: float, skip: Tensor) -> None:
         """Move the average towards the weights by (1 - decay) times their difference, unless the step was skipped."""
         difference = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
-        torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float()))
+        torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float().to(self._average[0].device)))
         torch._foreach_add_(self._average, difference)
 
     @torch.no_grad()
@@ -192,10 +201,10 @@ class WeightAverage:
         return zip(self._names, self._average, strict=True)
 
     @torch.no_grad()
-    def load(self, records: Mapping[str, TensorRecord]) -> None:
+    def load(self, records: Mapping[str, TensorRecord], cut: Callable[[Tensor, Tensor], Tensor] = lambda value, p: value) -> None:
         """Restore the average from saved records; for a parameter without a record, restart it from the current weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
-            average.copy_(tensor(records[name]) if name in records else p)
+            average.copy_(cut(tensor(records[name]), p) if name in records else p)
 
 
 class LossScale:
@@ -229,13 +238,14 @@ class LossScale:
 
 
 class DeviceResult:
-    """A step's loss, gradient norm and skipped flag, which the device may still be computing; implements Pending (base.py).
+    """A step's gradient norm, skipped flag and losses, which the device may still be computing; implements Pending (base.py).
 
     On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. The
     end time is recorded only on a CPU, where the step has already ended when this object is created.
     """
 
-    def __init__(self, numbers: Tensor):
+    def __init__(self, numbers: Tensor, began: Any, computed: Any):
+        self._began, self._computed = began, computed
         self._numbers, self._ended = numbers, time.perf_counter() if numbers.device.type == "cpu" else None
         self._arrival: torch.cuda.Event | None = None
         if numbers.is_cuda:
@@ -245,13 +255,16 @@ class DeviceResult:
     def result(self) -> StepResult:
         if self._arrival is not None:
             self._arrival.synchronize()
-        loss, grad_norm, skipped = self._numbers.tolist()
-        return StepResult(loss, grad_norm, bool(skipped), self._ended)
+        grad_norm, skipped, loss, *rank_losses = self._numbers.tolist()
+        began, computed = self._began, self._computed
+        seconds = computed - began if isinstance(began, float) else began.elapsed_time(computed) / 1000
+        return StepResult(loss, grad_norm, bool(skipped), self._ended, rank_losses, seconds)
 
 
 # Files written by torch.save, and the AdamW state in them.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ROWWISE = (*MOMENTS, "momentum")  # optimizer state of the shape of its parameter; other state is the same on all ranks
 PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # matches, in torch's error, the class or function that torch refuses to load
 

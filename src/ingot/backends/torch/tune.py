@@ -392,14 +392,16 @@ def settle_threads(
 # Memory: reject models that are too large to train; otherwise the system would overcommit memory and kill the process later.
 
 
-def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int) -> None:
+def refuse_too_large(
+    config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int, shards: int = 1
+) -> None:
     """Raise ConfigError if training a built-in model would not fit into memory; `memory` is the GPU's memory in bytes."""
     if (size := model_size(config, vocab_size)) is None:
         return
-    state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
+    state, rows, host = state_bytes(config, size) // shards, step_bytes(config, world_size), host_bytes()
 
     needs = [("this machine", state + rows, host)]
-    if device.kind == "cuda":  # the host holds only the initial weights and input rows
+    if device.kind == "cuda" and not config.training.cpu_offload:  # the host holds only the initial weights and input rows
         needs = [("this machine", FLOAT * size.total + rows, host), (device.name, state, memory)]
     for name, needed, available in needs:
         if available is not None and needed > available:

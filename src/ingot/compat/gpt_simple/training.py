@@ -79,7 +79,8 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
         port = options.master_port or (PORT if options.nnodes > 1 else None)
-        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
+        code = launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
+        return code if options.nnodes == 1 else min(code, 1)  # as torchrun does
     status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
         return 0  # any other exit code would make the launcher kill the first rank before it has finished

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 from ingot.data.formats.opener import open_foreign
-from ingot.data.prepare.cached import FILE_SUFFIXES, PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
-from ingot.data.store.dataset import MANIFEST, Dataset
+from ingot.data.prepare.cached import FILE_SUFFIXES, PREFIX, SUFFIXES, is_sound, prepared_lines, sample_bytes, sample_path
+from ingot.data.store.dataset import MANIFEST, Dataset, Manifest
 from ingot.data.text.text_files import file_bytes, find_buckets
 from ingot.data.tokenizers import open_tokenizer
 from ingot.data.tokenizers.by_name import is_learned, is_learned_as
 from ingot.errors import DataError, Setting
-from ingot.runtime.files import allow_open_files, user_path
+from ingot.runtime.files import allow_open_files, is_url, user_path, write_atomically
+from ingot.runtime.remote import Remote, staging
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
@@ -52,12 +54,34 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
     return dataset
 
 
+@cache  # a process opens its data several times
+def fetch(url: str) -> Path:
+    """Return the local copy of the prepared folder at a URL; its files are downloaded once and verified with their checksums."""
+    with staging(url, DataError) as folder:
+        remote = Remote(url, DataError)
+        if MANIFEST not in remote.sizes():
+            raise DataError(f"{url} has no {MANIFEST}", advice="upload a folder that `ingot data prepare` has written")
+        content, manifest = remote.read(MANIFEST), folder / MANIFEST
+        if is_sound(folder) and manifest.read_bytes() == content:
+            return folder
+        try:
+            splits = Manifest.model_validate_json(content).splits.values()
+        except ValueError:
+            raise DataError(f"{url}/{MANIFEST} is damaged; upload the prepared folder again") from None
+        for split in splits:
+            files = {shard.file: shard.sha256 for shard in split.shards}
+            for name, sha256 in {**files, split.document_index: split.document_index_sha256}.items():
+                remote.download(name, folder / name, sha256)
+        write_atomically(manifest, content)  # last: the copy is complete
+    return folder
+
+
 def text_bytes(path: str) -> int | None:
     """Return the approximate size in bytes of the text at `data.path`; None if it holds tokens or is sample:NAME+TOKENIZER."""
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return None if own else sample_bytes(name)
-    folder = user_path(path)
+    folder = resolve(path)
     if (folder / MANIFEST).is_file():
         return None
     buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
@@ -71,4 +95,4 @@ def resolve(path: str, tokenizer: str | None = None) -> Path:
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return sample_path(name, tokenizer or own or "byte")
-    return user_path(path)
+    return fetch(path) if is_url(path) else user_path(path)

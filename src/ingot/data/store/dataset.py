@@ -279,7 +279,7 @@ class Dataset:
         if strict and not (folder / MANIFEST).is_file():
             holds_text = folder.is_dir() or (folder.is_file() and kind_of(folder))
             command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
-            problem = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
+            problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such file or folder"
             raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
         manifest, tokenizer = _read_manifest(folder / MANIFEST, problems), None
         if manifest is not None:

@@ -84,13 +84,18 @@ class HFTokenizer(FileTokenizer):
         with _explained("the tokenizer cannot encode this text"):
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    @cached_property
-    def _table(self) -> WordTable | None:
-        """Return a word cache for a byte-level tokenizer whose only preprocessing is GPT-2's regex, else None."""
+    @property
+    def splits_like_gpt2(self) -> bool:
+        """True for a byte-level tokenizer whose only preprocessing is GPT-2's regex."""
         config = json.loads(self.contents)
         splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
-        if not by_rule or config.get("normalizer") or not all(token.get("special") for token in added):
+        return bool(by_rule and not config.get("normalizer") and all(token.get("special") for token in added))
+
+    @cached_property
+    def _table(self) -> WordTable | None:
+        """Return a word cache if splits_like_gpt2, else None."""
+        if not self.splits_like_gpt2:
             return None
         return WordTable(
             lambda words, _: self._encode_batch([word.decode() for word in words]), self.encode, *GPT2_RULE, dtype=self.dtype

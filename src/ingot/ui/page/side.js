@@ -105,6 +105,7 @@ export function drawTiles() {
     tile("trained", duration(run.elapsed_seconds), run.budget_seconds ? `of ${duration(run.budget_seconds)}` : ""),
     run.status === "running" && left ? tile("left", left, used !== null ? `${(100 * used).toFixed(0)}% of the budget used` : "") : null,
     bytes ? tile("artifact bytes", whole(bytes), run.result.artifact_bpb != null ? `${fixed(run.result.artifact_bpb)} bits per byte` : "") : null,
+    run.slowest_rank ? tile("slowest rank", `rank ${run.slowest_rank[0]}`, `${short(1000 * run.slowest_rank[1], 3)} ms per step, median ${short(1000 * run.slowest_rank[2], 3)} ms`) : null,
     run.damaged ? tile("damaged lines", whole(run.damaged), "skipped in metrics.jsonl") : null,
     run.status === "running" ? h("button", { type: "button", class: "stop", onclick: () => stop(run) }, "Stop") : null,
   ].filter(Boolean));

@@ -1,0 +1,252 @@
+"""How a model is spread over ranks: replicas (DDP), shards (FSDP2), or replicas of shards (HSDP).
+
+This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
+of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
+zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here. FSDP2 and DDP are imported
+only where they are used, because importing them takes two seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from ingot.config.memory import FULL, model_size, row_bytes, state_bytes
+from ingot.config.schema import Config
+from ingot.errors import ConfigError, Setting
+from ingot.optim.groups import has_custom_optimizers
+from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import Part
+
+
+def choose(config: Config, vocab_size: int, memory: int | None, ranks: Ranks) -> tuple[str, str]:
+    """Return `none`, `ddp`, `fsdp` or `hsdp`, and why; `auto` shards a model only if its state does not fit on one device."""
+    requested = config.training.parallel
+    if requested == "auto":
+        size = model_size(config, vocab_size)
+        if ranks.world_size == 1 or size is None or memory is None:
+            return ("ddp" if ranks.world_size > 1 else "none"), ""
+        needed = state_bytes(config, size) + row_bytes(config, vocab_size, True)
+        amounts = f"weights, gradients and optimizer take about {needed / 2**30:,.1f} GiB of {memory / 2**30:,.1f} GiB per rank"
+        if needed <= FULL * memory:
+            return "ddp", f"parallel ddp: {amounts}"
+        kind = "hsdp" if ranks.world_size > ranks.local_world_size > 1 else "fsdp"
+        return kind, f"parallel {kind}: {amounts}"
+    if requested == "hsdp" and (ranks.local_world_size < 2 or ranks.world_size % ranks.local_world_size):
+        per_node = f"{ranks.local_world_size} on this node, {ranks.world_size} in all"
+        raise ConfigError(
+            f"{{0}} needs several ranks per node and the same number on every node, but there are {per_node}",
+            Setting("training.parallel", "hsdp"),
+            Setting("training.parallel", "fsdp"),
+            advice="set {1}",
+        )
+    return ("none" if requested == "ddp" and ranks.world_size == 1 else requested), ""
+
+
+class Parallel:
+    """The distribution of one model over the ranks; `kind` is none, ddp, fsdp or hsdp."""
+
+    def __init__(self, kind: str, ranks: Ranks, device: torch.device, dtype: torch.dtype | None = None, offloads: bool = False):
+        self.kind, self.sharded, self._ranks, self._device = kind, kind in ("fsdp", "hsdp"), ranks, device
+        self.shards = {"fsdp": ranks.world_size, "hsdp": ranks.local_world_size}.get(kind, 1)
+        self.exchange: Replicas | Shards | None = Replicas(ranks) if kind == "ddp" else None
+        self._dtype, self._offloads = dtype, offloads
+        self._sharded: dict[Tensor, nn.Parameter] = {}  # this rank's rows of each sharded parameter, and the parameter
+        self._scalars: list[nn.Parameter] = []
+        self._group: dist.ProcessGroup | None = None
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device; if sharded, keep only this rank's rows of every parameter."""
+        if not self.sharded:
+            return model.to(self._device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        if has_custom_optimizers(model):
+            raise ConfigError("make_optimizers(groups) needs whole parameters; set {0}", Setting("training.parallel", "ddp"))
+        if not dist.is_initialized():  # a single rank
+            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        shape = (self._ranks.world_size // self.shards, self.shards)
+        mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicas", "shards"))
+        self._group = mesh.get_group("shards")
+        self._scalars = [p for p in model.parameters() if p.dim() == 0]
+        options: dict[str, Any] = {
+            "mesh": mesh if self.kind == "hsdp" else mesh["shards"],
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
+            "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._offloads else OffloadPolicy(),
+            "ignored_params": set(self._scalars),
+            "reshard_after_forward": True,  # so that weights may change after any forward pass, with or without a backward pass
+        }
+        for module in model.modules():
+            if not self._offloads or not any(p.dim() for p in module.parameters()):  # rotary tables are not parameters
+                module.to(self._device)
+        for p in self._scalars:
+            p.data = p.data.to(self._device)
+        for block in getattr(model, "blocks", ()):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        self._sharded = {self.local(p): p for p in model.parameters() if p.dim()}
+        self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
+        return model
+
+    def wrap(self, module: nn.Module, family: str) -> nn.Module:
+        """Return the module to call in a training step, whose backward pass averages gradients over the ranks."""
+        if self.kind != "ddp":
+            return module
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(
+            module,
+            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=family == "file",  # built-in families use all their parameters
+        )
+
+    def local(self, p: Tensor) -> Tensor:
+        """Return this rank's rows of a parameter; the parameter itself if it is not sharded."""
+        return getattr(p, "_local_tensor", p)  # of a DTensor
+
+    def part(self, p: Tensor) -> Part | None:
+        """Return which rows of a parameter this rank holds; None if it is not sharded."""
+        if self.local(p) is p:
+            return None
+        return Part((self._first(p), *[0] * (p.dim() - 1)), tuple(p.shape))
+
+    def _first(self, p: Tensor) -> int:
+        """Return the index of the first row that this rank holds: every rank but the last ones holds the same number of rows."""
+        return min(-(-p.size(0) // self.shards) * (self._ranks.rank % self.shards), p.size(0))
+
+    def cut(self, value: Tensor, local: Tensor) -> Tensor:
+        """Return this rank's rows of a whole tensor, such as optimizer state, that belongs to a sharded parameter."""
+        p = self._sharded.get(local)
+        if p is None or value.shape != p.shape:  # not sharded, or already cut
+            return value
+        first = self._first(p)
+        return value[first : first + len(local)]
+
+    def put(self, p: Tensor, value: Tensor) -> None:
+        """Copy a tensor, whole or already cut, into a parameter or buffer."""
+        local = self.local(p)
+        local.copy_(self.cut(value, local))
+
+    def whole(self, p: Tensor) -> Tensor:
+        """Gather a parameter or buffer on every rank."""
+        if self.local(p) is p:
+            return p
+        moved: Any = p.detach().to(self._device)
+        return moved.full_tensor()  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def gathered(self, model: Any) -> Iterator[None]:
+        """Gather the parameters outside the blocks, for methods of the model other than `forward`, which does so itself."""
+        if not self.sharded:
+            yield
+            return
+        model.unshard()
+        try:
+            yield
+        finally:
+            model.reshard()
+
+    @contextlib.contextmanager
+    def accumulating(self, module: Any, last: bool) -> Iterator[None]:
+        """Run a pass over a micro-batch; only in the `last` one of a step do replicas average their gradients."""
+        if self.kind == "hsdp":
+            for part in module.modules():
+                if hasattr(part, "set_requires_all_reduce"):
+                    part.set_requires_all_reduce(last, recurse=False)
+        with module.no_sync() if self.kind == "ddp" and not last else contextlib.nullcontext():
+            yield
+
+    def collect(self) -> None:
+        """After the last pass of a step, move the gradients to the local tensors, and average those of scalars over the ranks."""
+        for local, p in self._sharded.items():
+            local.grad = None if p.grad is None else self.local(p.grad)
+        grads = [p.grad for p in self._scalars if p.grad is not None]
+        if grads and self._ranks.world_size > 1:
+            together = torch.stack(grads)
+            dist.all_reduce(together)
+            torch._foreach_copy_(grads, list((together / self._ranks.world_size).unbind()))
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients of sharded parameters."""
+        for p in self._sharded.values():
+            p.grad = None
+
+    def norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Return the norm of the gradients of local tensors, over all shards."""
+        grads: dict[Tensor, Tensor] = {p: p.grad for p in parameters if p.grad is not None}
+        if not self.sharded:
+            return get_total_norm(grads.values())
+        square = get_total_norm([grad for p, grad in grads.items() if p in self._sharded]).to(self._device).square()
+        dist.all_reduce(square, group=self._group)
+        rest = [grad for p, grad in grads.items() if p not in self._sharded]
+        return (square + get_total_norm(rest).square() if rest else square).sqrt()
+
+
+class Replicas:
+    """Muon's communication between replicas (see Exchange in optim/muon.py)."""
+
+    def __init__(self, ranks: Ranks):
+        self._rank, self._size = ranks.rank, ranks.world_size
+        self._group: dist.ProcessGroup | None = None
+
+    def shape(self, p: Tensor) -> tuple[int, int]:
+        return p.size(0), p.size(1)
+
+    def own(self, stack: Tensor) -> Tensor:
+        each = -(-len(stack) // self._size)
+        return stack[self._rank * each : (self._rank + 1) * each]
+
+    def all(self, share: Tensor, count: int) -> Tensor:
+        each = -(-count // self._size)
+        padded = torch.cat([share, share.new_zeros(each - len(share), *share.shape[1:])])
+        shares = share.new_empty(self._size, *padded.shape)
+        dist.all_gather(list(shares.unbind()), padded.contiguous(), group=self._group)
+        return shares.flatten(0, 1)[:count]
+
+    def whole(self, parts: Tensor, rows: int) -> Tensor:
+        return self.own(parts)
+
+    def parts(self, share: Tensor, shape: torch.Size) -> Tensor:
+        return self.all(share, shape[0])
+
+
+class Shards(Replicas):
+    """Muon's communication between shards: one rank gathers each matrix, and returns the rows of its update to their ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, shapes: Mapping[Tensor, torch.Size]):
+        self._group, self._shapes = group, shapes
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+
+    def shape(self, p: Tensor) -> tuple[int, int]:
+        rows, columns = self._shapes[p]
+        return rows, columns
+
+    def whole(self, parts: Tensor, rows: int) -> Tensor:
+        count, held, columns = parts.shape
+        each, chunk = -(-count // self._size), -(-rows // self._size)
+        sent = parts.new_zeros(self._size * each, chunk, columns)
+        sent[:count, :held] = parts
+        own = self._swapped(sent).view(self._size, each, chunk, columns).transpose(0, 1).flatten(1, 2)  # (each, padded rows, n)
+        return own[: len(self.own(parts)), :rows]
+
+    def parts(self, share: Tensor, shape: torch.Size) -> Tensor:
+        (count, held, columns), rows = shape, share.size(1)
+        each, chunk = -(-count // self._size), -(-rows // self._size)
+        sent = share.new_zeros(each, self._size * chunk, columns)
+        sent[: len(share), :rows] = share
+        sent = sent.view(each, self._size, chunk, columns).transpose(0, 1).flatten(0, 1).contiguous()
+        return self._swapped(sent)[:count, :held]
+
+    def _swapped(self, sent: Tensor) -> Tensor:
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        return received

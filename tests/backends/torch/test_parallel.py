@@ -1,0 +1,96 @@
+"""A model trains the same whether its ranks hold replicas or shards, and its checkpoints move between all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+
+PROGRAM = Path(__file__).with_name("parallel_program.py")
+ALONE, DDP2, DDP3, FSDP2, FSDP4, HSDP4 = (1, "auto"), (2, "ddp"), (3, "ddp"), (2, "fsdp"), (4, "fsdp"), (4, "hsdp")
+TOPOLOGIES = [DDP2, DDP3, FSDP2, FSDP4, HSDP4]
+KINDS = list(itertools.product(("gpt2", "llama", "golf", "frontier"), ("adamw", "muon")))
+
+
+def run(topology: tuple[int, str], cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run cases on ranks of this machine; for HSDP, it counts as two machines."""
+    world_size, kind = topology
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    per_node = world_size // (2 if kind == "hsdp" else 1)
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(per_node)}
+    if world_size > 1:
+        environment["WORLD_SIZE"] = str(world_size)
+    cases = [{"parallel": kind, **case} for case in cases]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), json.dumps(cases)],
+            env={**environment, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world_size > 1 else {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world_size)
+    ]
+    ended = [rank.communicate(timeout=900) for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), b"\n".join(err for _, err in ended).decode()[-6000:]
+    found: list[dict[str, Any]] = json.loads(ended[0][0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[dict[str, Any]]:
+    return run(ALONE, [{"family": family, "optimizer": optimizer, "steps": 20} for family, optimizer in KINDS])
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [FSDP2, *(pytest.param(topology, marks=pytest.mark.long) for topology in TOPOLOGIES if topology != FSDP2)],
+    ids=lambda topology: f"{topology[1]}-{topology[0]}",
+)
+def test_every_family_and_optimizer_trains_the_same_in_every_topology(topology, alone):
+    cases = [{"family": family, "optimizer": optimizer, "steps": 20} for family, optimizer in KINDS]
+    for kind, one, many in zip(KINDS, alone, run(topology, cases), strict=True):
+        assert many["losses"] == pytest.approx(one["losses"], abs=1e-5), kind
+        assert many["norms"] == pytest.approx(one["norms"], rel=1e-3), kind
+        assert many["score"] == pytest.approx(one["score"], rel=1e-5), kind
+        assert many["text"] == one["text"], kind
+        assert many["equal"], kind
+
+
+@pytest.mark.parametrize(
+    ("kinds", "everywhere"),
+    [
+        ([("frontier", "muon")], [ALONE, DDP2, FSDP2]),
+        pytest.param([("frontier", "muon"), ("gpt2", "adamw")], [ALONE, *TOPOLOGIES], marks=pytest.mark.long),
+    ],
+    ids=["some", "all"],
+)
+def test_a_checkpoint_of_any_topology_loads_in_any_other(kinds, everywhere, tmp_path):
+    cases = [{"family": family, "optimizer": optimizer, "steps": 3} for family, optimizer in kinds]
+    unbroken = run(ALONE, [{**case, "steps": 6} for case in cases])
+    places = {topology: tmp_path / f"{topology[1]}-{topology[0]}" for topology in everywhere}
+    for topology, place in places.items():
+        folders = [place / "-".join(kind) for kind in kinds]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        run(topology, [{**case, "save": str(folder)} for case, folder in zip(cases, folders, strict=True)])
+        assert len(list((folders[0] / "step-00000003").glob("model*.safetensors"))) == {FSDP2: 2, FSDP4: 4, HSDP4: 2}.get(
+            topology, 1
+        )
+    for target in everywhere:
+        origins = [(case, place / "-".join(kind)) for case, kind in zip(cases, kinds, strict=True) for place in places.values()]
+        resumed = run(target, [{**case, "first": 3, "load": str(folder / "step-00000003")} for case, folder in origins])
+        for (_, folder), found, whole in zip(origins, resumed, [one for one in unbroken for _ in places], strict=True):
+            assert found["losses"] == pytest.approx(whole["losses"][3:], abs=1e-5), (folder, target)
+            assert found["score"] == pytest.approx(whole["score"], rel=1e-5), (folder, target)
