@@ -23,7 +23,7 @@ VOCABULARY, SEQ_LEN, ROWS = 37, 16, 11  # not multiples of the number of ranks
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"bias": True},
     "llama": {"kv_heads": 1},
-    "golf": {"kv_heads": 1},
+    "golf": {"kv_heads": 1, "embedding_dtype": "bf16"},
     "frontier": {"kv_heads": 1, "window": 5, "layers": 3},
 }
 

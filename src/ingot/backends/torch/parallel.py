@@ -2,8 +2,8 @@
 
 This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
 of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
-zero-dimensional parameters, so each rank holds all of them, and their gradients are averaged here. FSDP2 and DDP are imported
-only where they are used, because importing them takes two seconds.
+zero-dimensional parameters or those of another dtype (golf's embedding), so each rank holds all of them, and their gradients are
+averaged here. FSDP2 and DDP are imported only where they are used, because importing them takes two seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Parallel:
         self.exchange: Replicas | Shards | None = Replicas(ranks) if kind == "ddp" else None
         self._dtype, self._offloads = dtype, offloads
         self._sharded: dict[Tensor, nn.Parameter] = {}  # this rank's rows of each sharded parameter, and the parameter
-        self._scalars: list[nn.Parameter] = []
+        self._replicated: list[nn.Parameter] = []
         self._group: dist.ProcessGroup | None = None
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -76,23 +76,23 @@ class Parallel:
         shape = (self._ranks.world_size // self.shards, self.shards)
         mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicas", "shards"))
         self._group = mesh.get_group("shards")
-        self._scalars = [p for p in model.parameters() if p.dim() == 0]
+        self._replicated = [p for p in model.parameters() if p.dim() == 0 or p.dtype != torch.float32]
         options: dict[str, Any] = {
             "mesh": mesh if self.kind == "hsdp" else mesh["shards"],
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._offloads else OffloadPolicy(),
-            "ignored_params": set(self._scalars),
+            "ignored_params": set(self._replicated),
             "reshard_after_forward": True,  # so that weights may change after any forward pass, with or without a backward pass
         }
         for module in model.modules():
             if not self._offloads or not any(p.dim() for p in module.parameters()):  # rotary tables are not parameters
                 module.to(self._device)
-        for p in self._scalars:
+        for p in self._replicated:
             p.data = p.data.to(self._device)
         for block in getattr(model, "blocks", ()):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        self._sharded = {self.local(p): p for p in model.parameters() if p.dim()}
+        self._sharded = {self.local(p): p for p in model.parameters() if self.local(p) is not p}
         self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
         return model
 
@@ -166,14 +166,15 @@ class Parallel:
             yield
 
     def collect(self) -> None:
-        """After the last pass of a step, move the gradients to the local tensors, and average those of scalars over the ranks."""
+        """After the last pass of a step, move gradients to the local tensors, and average those that FSDP2 did not."""
         for local, p in self._sharded.items():
             local.grad = None if p.grad is None else self.local(p.grad)
-        grads = [p.grad for p in self._scalars if p.grad is not None]
+        grads = [p.grad for p in self._replicated if p.grad is not None]
         if grads and self._ranks.world_size > 1:
-            together = torch.stack(grads)
+            together = torch.cat([grad.flatten().float() for grad in grads])
             dist.all_reduce(together)
-            torch._foreach_copy_(grads, list((together / self._ranks.world_size).unbind()))
+            parts = (together / self._ranks.world_size).split([grad.numel() for grad in grads])
+            torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
 
     def forget_gradients(self) -> None:
         """Drop the gradients of sharded parameters."""
