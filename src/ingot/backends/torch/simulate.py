@@ -16,14 +16,12 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed import destroy_process_group, init_process_group
 from torch.fx import GraphModule, Node
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,10 +31,10 @@ from ingot.backends.base import StepMemory
 from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_outline, checkpoint_blocks, fill_outline, flops_per_token
 from ingot.backends.torch.compile import compiled, compiles, uses_cuda_graphs
+from ingot.backends.torch.parallel import Parallel
 from ingot.backends.torch.state import WeightAverage
 from ingot.config.memory import FLOAT
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
 from ingot.model import chunked_loss, loss
 from ingot.model.cross_entropy import loss_and_grad
 from ingot.optim.groups import make_optimizers
@@ -67,7 +65,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.sent += largest * (2 if "allreduce" in str(func) else 1)
         for t in tree_leaves(result):
             if isinstance(t, Tensor):
-                self.hold(local(t))
+                self.hold(getattr(t, "_local_tensor", t))
         return result
 
     def hold(self, t: Tensor, part: str | None = None) -> None:
@@ -210,6 +208,7 @@ def simulate_step(
     """
     t, length, tokens = config.training, config.data.seq_len, micro_batch * config.data.seq_len
     passes = -(-config.rows_per_step // (world_size * micro_batch))
+    ranks = Ranks(world_size=world_size)
     is_compiled = compiles(t, config.model.family, on_cuda=True)
     dtype = tune.DTYPES["bf16" if t.precision == "auto" else t.precision]
     outline = build_outline(config, vocab_size)
@@ -222,15 +221,18 @@ def simulate_step(
     live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        if sharded := parallel == "fsdp" and world_size > 1:
-            if config.optimizer.name == "muon":
-                raise ConfigError("a plan with sharded weights needs {0}", Setting("optimizer.name", "adamw"))
-            # Sharded before the tensors are fake, which takes a third of the time.
+        placed = Parallel(parallel if world_size > 1 else "none", ranks, CPU, dtype if dtype == torch.bfloat16 else None)
+        if world_size > 1:  # ranks of a fake process group, in which collectives return at once
+            init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
+            stack.callback(destroy_process_group)
+        if placed.sharded:  # before the tensors are fake, which takes a third of the time
             stack.enter_context(live.seeing_resizes())
-            stack.enter_context(_sharded(outline, world_size, dtype))
+            placed.shard(outline)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        model = outline.to_empty(device=CPU) if sharded else fill_outline(outline, CPU)
-        on_graphs = uses_cuda_graphs(config, vocab_size, is_compiled, True, Ranks(world_size=world_size))
+        model = outline.to_empty(device=CPU) if placed.sharded else fill_outline(outline, CPU)
+        if placed.sharded:
+            placed.note(model)
+        on_graphs = uses_cuda_graphs(config, vocab_size, is_compiled, True, ranks)
         launch_bound = not on_graphs and passes * tokens <= tune.SHORT_STEP_TOKENS
         usable = dtype == torch.bfloat16
         tune.use_kernels(model, {*tune.kernels_to_try(t.kernels if usable else "off", launch_bound)} - {*missing})
@@ -242,7 +244,7 @@ def simulate_step(
             checkpoint_blocks(model, every)
         step_module = model
         if is_compiled:
-            nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or sharded
+            nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or placed.sharded
             step_module = compiled(model, nested, 1, blocks=blocks, backend=compiler(live))
         # The chunked loss compiles a graph of its own, and the loss for CPUs is not the GPU's.
         grad_of = torch.compile(loss_and_grad, dynamic=False, backend=compiler(live))
@@ -265,47 +267,30 @@ def simulate_step(
             model.zero_grad()
         stack.enter_context(live)
         for p in model.parameters():
-            live.hold(local(p), "weights")
+            live.hold(placed.local(p), "weights")
             hook: Any = p.register_post_accumulate_grad_hook
-            hook(lambda p: None if p.grad is None else live.hold(local(p.grad), "gradients"))
-            if world_size > 1 and not sharded:  # DDP keeps its buckets, of which gradients are views
+            hook(lambda p: None if p.grad is None else live.hold(placed.local(p.grad), "gradients"))
+            if world_size > 1 and not placed.sharded:  # DDP keeps its buckets, of which gradients are views
                 p.grad = torch.zeros_like(p)
                 live.hold(p.grad, "gradients")
         for x in (*inputs, *model.buffers()):
             live.hold(x, "workspace")
         live.part = "optimizer"
         muon = {"muon_precision": "bf16"} if config.optimizer.muon_precision == "auto" and dtype != torch.float32 else {}
-        average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
-        optimizers = make_optimizers(model, config.optimizer.model_copy(update=muon), CPU)
+        average = WeightAverage(model, placed.local) if config.optimizer.ema_decay is not None else None
+        optimizers = make_optimizers(model, config.optimizer.model_copy(update=muon), CPU, False, placed.local, placed.exchange)
         for first in (True, False):  # the first step creates the optimizer state
             live.peak = Counter()
             for _ in range(min(2, passes)):  # with gradients of the passes before, from the second on
                 run_pass()
+            placed.collect()
             live.part = "optimizer" if first else "workspace"
             for optimizer in optimizers:
                 optimizer.step()
             if average is not None:
                 average.update(0.999, torch.zeros(()))
-            model.zero_grad(set_to_none=world_size == 1 or sharded)
-    sent = live.sent * passes if sharded else 2 * FLOAT * parameters * (world_size > 1)
+            model.zero_grad(set_to_none=world_size == 1 or placed.sharded)
+            for weights in map(placed.local, model.parameters() if placed.sharded else ()):
+                weights.grad = None
+    sent = live.sent * passes if placed.sharded else 2 * FLOAT * parameters * (world_size > 1)
     return StepMemory(dict(live.peak), parameters, flops, matmul_flops, sent * (world_size - 1) // world_size, passes)
-
-
-@contextlib.contextmanager
-def _sharded(model: nn.Module, world_size: int, dtype: torch.dtype) -> Iterator[None]:
-    """Shard a model with FSDP2 over ranks of a fake process group, in which collectives return at once."""
-    torch.distributed.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
-    try:
-        mesh = init_device_mesh("cpu", (world_size,))
-        scalars = {p for p in model.parameters() if not p.dim()}  # FSDP2 cannot shard them
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        for module in (*getattr(model, "blocks", ()), model):
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True, ignored_params=scalars)
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def local(t: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
-    return t._local_tensor if isinstance(t, DTensor) else t
