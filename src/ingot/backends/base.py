@@ -58,6 +58,18 @@ class StepResult:
         return self
 
 
+@dataclass(frozen=True)
+class StepMemory:
+    """The result of a simulated training step of one rank."""
+
+    parts: Mapping[str, int]  # bytes at the peak: weights, gradients, optimizer, activations, logits, workspace
+    parameters: int
+    flops_per_token: float
+    matmul_flops_per_token: float  # the same without attention
+    sent: int  # bytes that a rank sends in a step
+    passes: int  # micro-batches per step
+
+
 class Pending(Protocol):
     """A step queued on the device; reading its result blocks until the step is done."""
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.base import Backend, Group, Inference
+from ingot.backends.base import Backend, Group, Inference, StepMemory
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, IngotError, PeerLost, Setting
 from ingot.runtime.devices import Device
@@ -56,6 +56,13 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
     except BaseException:
         builders.stop()
         raise
+
+
+def simulate_step(*arguments: Any) -> StepMemory:
+    """Simulate a training step on fake tensors; see backends/torch/simulate.py for the arguments."""
+    from ingot.backends.torch.simulate import simulate_step as simulate
+
+    return simulate(*arguments)
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:

@@ -30,6 +30,7 @@ GROUPS = {
         "train": "train.train",
         "sweep": "train.sweep",
         "validate": "train.validate",
+        "plan": "plan.plan",
         "eval": "use.evaluate",
         "generate": "use.generate",
         "serve": "use.serve",
@@ -49,7 +50,7 @@ GROUPS = {
     "Settings": {"recipes": "recipes.recipe_commands", "config": "recipes.config_commands", "init": "recipes.init"},
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
-WITH_SETTINGS = ("train", "sweep", "validate", "init")
+WITH_SETTINGS = ("train", "sweep", "validate", "plan", "init")
 WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # their errors name --device, not training.device
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),

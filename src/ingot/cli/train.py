@@ -271,6 +271,9 @@ def validate(
     world_size: Annotated[int, Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
     strict: Annotated[bool, Option("--strict", help="Exit with code 1 even if there are only warnings.")] = False,
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
+    gpu: Annotated[
+        str | None, Option("--gpu", metavar="NAME", help="Also simulate a step on this GPU, as `ingot plan` does.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a run's settings, data and folder before it starts. Exit code: 0 = no warnings, 2 = warnings, 1 = it cannot start."""
@@ -285,6 +288,10 @@ def validate(
         error.exit_code = BLOCKED  # the exit code of `validate` for a run that cannot start
         raise
     report = validate_config(resolved.config, world_size, began=process_start())
+    if gpu is not None and not report.findings.blocked:
+        from ingot.preflight.plan import add_plan
+
+        add_plan(report, gpu)
     if probe and not report.findings.blocked:
         add_probe(report)
     if ranks_from_environment().first:

@@ -65,11 +65,22 @@ class Parallel:
         """Move a model to the device; if sharded, keep only this rank's rows of every parameter."""
         if not self.sharded:
             return model.to(self._device)
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         if has_custom_optimizers(model):
             raise ConfigError("make_optimizers(groups) needs whole parameters; set {0}", Setting("training.parallel", "ddp"))
+        for module in model.modules():
+            if not self._offloads or not any(p.dim() for p in module.parameters()):  # rotary tables are not parameters
+                module.to(self._device)
+        for p in model.parameters():
+            if p.dim() == 0 or p.dtype != torch.float32:
+                p.data = p.data.to(self._device)
+        return self.shard(model)
+
+    def shard(self, model: nn.Module) -> nn.Module:
+        """Shard a model where it is; call `note` once its weights have memory."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
         if not dist.is_initialized():  # a single rank
             backend = "nccl" if self._device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -84,17 +95,17 @@ class Parallel:
             "ignored_params": set(self._replicated),
             "reshard_after_forward": True,  # so that weights may change after any forward pass, with or without a backward pass
         }
-        for module in model.modules():
-            if not self._offloads or not any(p.dim() for p in module.parameters()):  # rotary tables are not parameters
-                module.to(self._device)
-        for p in self._replicated:
-            p.data = p.data.to(self._device)
         for block in getattr(model, "blocks", ()):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        self._sharded = {self.local(p): p for p in model.parameters() if self.local(p) is not p}
-        self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
+        self.note(model)
         return model
+
+    def note(self, model: nn.Module) -> None:
+        """Note which local tensor belongs to which parameter."""
+        self._sharded = {self.local(p): p for p in model.parameters() if self.local(p) is not p}
+        assert self._group is not None
+        self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
 
     def wrap(self, module: nn.Module, family: str) -> nn.Module:
         """Return the module to call in a training step, whose backward pass averages gradients over the ranks."""
