@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_hub(name: str) -> Hub:
-    """Return the repository ORG/NAME on the Hugging Face hub, for uploads; raise ConfigError if there is no token."""
+    """Return the repository ORG/NAME on the Hugging Face hub, for uploads; raise ConfigError without a token."""
     from ingot.data.hub import Hub
 
     hub = Hub(name, "model")

@@ -271,7 +271,7 @@ class Muon(torch.optim.Optimizer):
                 if options.beta2 is not None:
                     squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
                 lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-                if self._compiled:  # as tensors, because every new float value would compile another graph
+                if self._compiled:  # tensors, because every new float value would compile another graph
                     lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
                 exchange = (self._exchange, (rows, columns)) if self._exchange is not None else ()
                 stack = torch.stack(params)

@@ -31,7 +31,7 @@ BUS_EFFICIENCY = 0.8  # fraction of a link's data-sheet rate that large collecti
 TOKENS_PER_PARAMETER = 20  # compute-optimal (Hoffmann et al., 2022)
 # Fraction of the peak rate that everything but attention reaches in compiled runs, by width; measured: 512 and 768.
 EFFICIENCY = {512: 0.46, 768: 0.57, 1024: 0.59, 2048: 0.63, 4096: 0.66}
-ATTENTION_EFFICIENCY = 0.35  # of causal attention, by its FLOPs without masked scores
+ATTENTION_EFFICIENCY = 0.35  # fraction for causal attention, by its FLOPs without masked scores
 OPTIMIZER_BYTES = 56  # memory traffic of the optimizer, per parameter: read and written twice, as measured
 
 
@@ -41,9 +41,9 @@ class GPU:
 
     name: str
     memory: float  # GiB
-    bandwidth: float  # of its memory, in bytes per second
-    link: float  # to the other GPUs of a node, in bytes per second and direction
-    network: float  # of a node of eight to other nodes, in bytes per second
+    bandwidth: float  # memory bandwidth in bytes per second
+    link: float  # bytes per second and direction to the other GPUs of a node
+    network: float  # bytes per second from a node of eight to other nodes
     missing: tuple[str, ...] = ()  # kernels of ours that do not run on it
 
 
@@ -103,7 +103,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
         "parameters": step.parameters, "flops_per_token": step.flops_per_token, "memory": dict(step.parts),
         "memory_bytes": peak, "usable_bytes": usable, "fits": peak <= usable, "compute_seconds": compute,
         "optimizer_seconds": optimizer, "communication_bytes": step.sent, "communication_seconds": sending,
-        "exposed_seconds": exposed,  # of communication, not overlapping with compute
+        "exposed_seconds": exposed,  # communication that does not overlap with compute
         "tokens_per_second": speed, "mfu": speed * step.flops_per_token / (gpus * rate), "tokens": count,
         "optimal_tokens": optimal, "hours": hours, "cost": None if price is None else hours * gpus * price,
         "advice": _advice(config, step, rows_at_once, every, parallel, usable),

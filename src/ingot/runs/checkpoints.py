@@ -25,7 +25,7 @@ from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_s
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
-VERSION, UNSHARDED = 2, 1  # in checkpoints with version 1, every tensor has one part
+VERSION, UNSHARDED = 2, 1  # version 1: every tensor has a single part
 PART_INDEX = "part-{:05d}.json"  # the index of one rank's part, until the first rank has merged it into checkpoint.json
 PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the others
 

@@ -27,7 +27,7 @@ from ingot.model.layers import LanguageModel, LayerCache
 from ingot.runtime.files import write_atomically
 
 OPSET = 18  # supported by onnxruntime-web 1.20
-MOST_BYTES = 2**31 - 2**24  # of weights in a file: protobuf's limit of 2 GiB, minus room for the graph
+MOST_BYTES = 2**31 - 2**24  # limit on the weights: protobuf's 2 GiB, minus room for the graph
 TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "int8": 0.25}  # largest accepted error of a logit, relative to the largest logit
 
 

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: replicas (DDP), shards (FSDP2), or replicas of shards (HSDP).
+"""Distribution of a model over ranks: replicas (DDP), shards (FSDP2), or replicas of shards (HSDP).
 
 This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
 of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
@@ -93,7 +93,7 @@ class Parallel:
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._offloads else OffloadPolicy(),
             "ignored_params": set(self._replicated),
-            "reshard_after_forward": True,  # so that weights may change after any forward pass, with or without a backward pass
+            "reshard_after_forward": True,  # weights may then change after any forward pass, with or without a backward pass
         }
         for block in getattr(model, "blocks", ()):
             fully_shard(block, **options)
@@ -122,7 +122,7 @@ class Parallel:
 
     def local(self, p: Tensor) -> Tensor:
         """Return this rank's rows of a parameter; the parameter itself if it is not sharded."""
-        return getattr(p, "_local_tensor", p)  # of a DTensor
+        return getattr(p, "_local_tensor", p)  # only a DTensor has a local tensor
 
     def part(self, p: Tensor) -> Part | None:
         """Return which rows of a parameter this rank holds; None if it is not sharded."""
@@ -184,7 +184,7 @@ class Parallel:
         if grads and self._ranks.world_size > 1:
             together = torch.cat([grad.flatten().float() for grad in grads])
             dist.all_reduce(together)
-            parts = (together / self._ranks.world_size).split([grad.numel() for grad in grads])
+            parts = torch.split(together / self._ranks.world_size, [grad.numel() for grad in grads])
             torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
 
     def forget_gradients(self) -> None:

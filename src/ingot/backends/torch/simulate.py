@@ -135,7 +135,7 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
     root = {node: value.untyped_storage()._cdata for node, value in values.items()}  # views have the storage of their base
     results = {root[node] for node in outputs if node in root}
     inputs = [node for node in nodes if node.op == "placeholder"]
-    steps: list[tuple[str, list[Node], set[int]]] = []  # for each operation: its kind, the tensors it creates, what it reads
+    steps: list[tuple[str, list[Node], set[int]]] = []  # per operation: its kind, the tensors it creates, what it reads
     known = {root[node] for node in inputs if node in root}
     stored = known | results
     for node in nodes[:-1]:
@@ -148,7 +148,7 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
         steps.append((kind, made, read))
         if kind != "fused" and made:
             stored |= {root[part] for part in made} | (read if kind == "kernel" else set())
-    sources: dict[int, set[int]] = {}  # for each storage that is fused away, the stored ones from which it is computed
+    sources: dict[int, set[int]] = {}  # the stored storages from which a fused one is computed
     last: dict[int, int] = {}  # index of the last operation that reads a storage
     for i, (_, made, read) in enumerate(steps):
         read = {origin for key in read for origin in sources.get(key, {key})}
@@ -217,7 +217,7 @@ def simulate_step(
     )  # fmt: skip
     head: Any = getattr(outline, "head", torch.empty(vocab_size, 0, device="meta")).shape
     others = {size for p in outline.parameters() if p.shape != head for size in p.shape}
-    # Where another matrix has as many rows as the head, logits cannot be told by their shape, and count as activations.
+    # If another matrix has as many rows as the head, logits cannot be recognised by their shape and count as activations.
     live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
@@ -281,7 +281,7 @@ def simulate_step(
         optimizers = make_optimizers(model, config.optimizer.model_copy(update=muon), CPU, False, placed.local, placed.exchange)
         for first in (True, False):  # the first step creates the optimizer state
             live.peak = Counter()
-            for _ in range(min(2, passes)):  # with gradients of the passes before, from the second on
+            for _ in range(min(2, passes)):  # from the second pass on, gradients of earlier passes exist
                 run_pass()
             placed.collect()
             live.part = "optimizer" if first else "workspace"
