@@ -30,9 +30,7 @@ from ingot.runtime.tensors import Batch, TensorRecord
 
 # AdamW (as in torch) and Muon (as in optim/muon.py) over dicts of arrays; the state has the same keys as in torch.
 
-OptimizerState = dict[
-    str, Weights
-]  # keyed by parameter name: step, exp_avg, exp_avg_sq (AdamW), momentum, squares (Muon)
+OptimizerState = dict[str, Weights]  # keyed by parameter name: step, exp_avg, exp_avg_sq (AdamW), momentum, squares (Muon)
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
