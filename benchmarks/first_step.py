@@ -46,7 +46,7 @@ PARTS = (
     "settle_kernels",
     "largest_micro_batch",
     "_fastest_attention",
-    "_replica",
+    "_captured",
     "load",
 )
 COMPILER = {

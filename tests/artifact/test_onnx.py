@@ -144,6 +144,7 @@ def test_the_folder_has_what_a_program_needs_and_a_failed_export_leaves_nothing(
     assert json.loads((tmp_path / "out/config.json").read_text()) == {
         "format": "ingot-onnx", "family": "llama", "vocab_size": 260, "dtype": "fp32", "context": 64, "layers": 1, "kv_heads": 2,
         "head_size": 16, "cache": True, "bos_token_id": 1, "eos_token_ids": [1, 2],
+        "tokenizer_files": ["ingot-tokenizer.json", "tokenizer.json", "tokenizer_config.json"],
     }  # fmt: skip
     files = {path.name: path.read_bytes() for path in (tmp_path / "hf").glob("*token*")}
     assert files and files == {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*token*")}

@@ -73,7 +73,7 @@ def model_code(family: str, file: Path | None = None) -> str:
         collector.reach(collector.add(PREFIX + family, _source(PREFIX + family)), CLASSES[family])
     else:
         what = f"a custom model ({file.name})"
-        collector.keep_all(collector.add(file.name, file.read_text(encoding="utf-8")))
+        collector.keep_all(collector.add(file.name, file.read_text(encoding="utf-8-sig")))
     template = _source(TEMPLATE).replace(PLACEHOLDER, f"Model = {CLASSES[family]}" if file is None else "")
     collector.keep_all(collector.add(TEMPLATE, template))
     head = f'"""The code of {what} for transformers, written by `ingot export` ({made_by()})."""'
@@ -82,7 +82,11 @@ def model_code(family: str, file: Path | None = None) -> str:
         raise ConfigError(
             f"a custom model with `{left[0].strip()}` cannot be exported; use `from ... import` at the top of the file"
         )
-    return re.sub(r"  # type: ignore.*", "", text)
+    try:
+        compile(text, file.name if file is not None else family, "exec")
+    except SyntaxError as error:
+        raise ConfigError(f"the code of this model cannot be exported: {error}") from None
+    return text
 
 
 class _Module:
@@ -91,6 +95,9 @@ class _Module:
     def __init__(self, name: str, text: str):
         self.name, self.lines, tree = name, text.split("\n"), ast.parse(text)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        used_lines = {node.lineno for node in tree.body if node not in imports}
+        if shared := [node.lineno for node in imports if node.lineno in used_lines]:
+            raise ConfigError(f"{name}:{shared[0]}: put this import on a line of its own, so that the model can be exported")
         self.imports = {alias.asname or alias.name: (node, alias) for node in imports for alias in node.names}
         self.left_out: list[Any] = [*imports, *tree.body[: ast.get_docstring(tree) is not None]]
         self.body: list[Any] = [node for node in tree.body if node not in self.left_out]
@@ -208,12 +215,13 @@ class _Collector:
         blocks = ["\n".join([*standard, "", *(line for line in lines if line not in standard)]), *sorted(self.replaced)]
         if self.for_training:
             blocks += [FOR_TRAINING, " = ".join([*sorted(self.for_training), "for_training"])]
-        return "\n\n\n".join(blocks + [module.text() for module in self.modules.values() if module.kept])
+        return "\n\n\n".join(blocks + [module.text() for module in self.modules.values() if module.kept or module.aliases])
 
 
 def _source(name: str) -> str:
     """Return the text of a module of ingot.model."""
-    return Path(model_settings.__file__).with_name(f"{name.removeprefix(PREFIX)}.py").read_text(encoding="utf-8")
+    text = Path(model_settings.__file__).with_name(f"{name.removeprefix(PREFIX)}.py").read_text(encoding="utf-8")
+    return re.sub(r"  # type: ignore.*", "", text)
 
 
 def _ours(node: ast.Import | ast.ImportFrom) -> str:

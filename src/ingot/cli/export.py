@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +18,7 @@ from ingot.console.entry import warn
 from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
-from ingot.runtime.files import user_path, write_atomically, writing_output
+from ingot.runtime.files import read_dict, user_path, write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
@@ -94,10 +93,12 @@ def export(
                     output = Path(stack.enter_context(TemporaryDirectory())) / "huggingface"
             target, record["bytes"] = _export_layout(source, facts, layout, dtype, output, force, push)
             record["artifact"] = str(target)
-            if push is not None:
-                from ingot.artifact.huggingface import WRITTEN_FILES
+            if push is not None and (limit is None or record["bytes"] <= limit):
+                from ingot.artifact.huggingface import CODE, CONFIG, WRITTEN_FILES
 
-                record["pushed"] = hub.upload(target, WRITTEN_FILES)
+                # An earlier export of another model may have left its code in the folder.
+                has_code = "auto_map" in (read_dict(target / CONFIG) or {})
+                record["pushed"] = hub.upload(target, [name for name in WRITTEN_FILES if name != CODE or has_code])
         _report(record, as_json)
         if open_page:
             from ingot.ui.model_page import serve_page
@@ -207,16 +208,17 @@ def _export_layout(
     from ingot.cli.layouts import write_layout
 
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
-    if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
-        check_target(gguf_file, False, force)
-        output = gguf_file.with_name(f".{gguf_file.name}.export")
-    target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
-    with writing_output(target):
+    with ExitStack() as stack:
+        if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
+            check_target(gguf_file, False, force)
+            stack.enter_context(writing_output(gguf_file))
+            output = Path(stack.enter_context(TemporaryDirectory(dir=gguf_file.parent, prefix=f".{gguf_file.name}."))) / "gguf"
+        target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force)
+        stack.enter_context(writing_output(target))
         name = shown((source.run or source.path).resolve().name)
         size = write_layout(target, source, facts["tokenizer"], layout, dtype, name, push)
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
-            shutil.rmtree(target)
             target = gguf_file
     return target, size
 

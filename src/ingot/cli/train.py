@@ -101,8 +101,8 @@ def train(
         code = launch(nproc_per_node, [*sys.argv[1:], *fixed, "--stop-exit-code=0"], **where)
         state = read_state(folder)
         return code or (0 if state is not None and state.status in ("completed", "halted") else stop_exit_code)
-    if most > 1 and "RANK" not in os.environ:
-        raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
+    if (most > 1 or max_restarts) and "RANK" not in os.environ:
+        raise ConfigError("--nnodes and --max-restarts need --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
         from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
         from ingot.train.start import run

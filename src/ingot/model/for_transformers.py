@@ -74,6 +74,11 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
                 # from_pretrained loads all weights in one dtype, but the dtype of the embedding is that of the residual stream.
                 module.register_forward_hook(partial(cast_output, module.weight.dtype))
             module.fixed_buffers = {name: module.get_buffer(name).clone() for name in module._non_persistent_buffers_set}
+        first: dict[Any, str] = {}  # tied parameters are stored once, under their first name
+        named = self.model.named_parameters(remove_duplicate=False)
+        tied = {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+        self._tied_weights_keys = {f"model.{name}": f"model.{source}" for name, source in tied.items()}
+        config.tie_word_embeddings = bool(tied)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

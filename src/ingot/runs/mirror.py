@@ -33,6 +33,11 @@ def local_run(name: str) -> Path:
     with staging(name, CheckpointError) as folder:
         remote = Remote(name, CheckpointError)
         files, saved = remote.sizes(), saved_steps(folder / "checkpoints")
+        shared = max(_remote_steps(files) & saved.keys(), default=None)
+        if shared is not None:
+            there = json.loads(remote.read(f"checkpoints/{saved[shared].name}/{INDEX}"))
+            if there.get("files") != read_index(saved[shared])["files"]:
+                raise CheckpointError(f"{name} holds another run than its staging folder {folder}; delete that folder")
         if (newest := max(_remote_steps(files), default=-1)) > max(saved, default=-1):
             target = folder / "checkpoints" / f"step-{newest:08d}"
             partial, where = target.with_name(target.name + PARTIAL), f"checkpoints/{target.name}"
@@ -104,6 +109,6 @@ class RunMirror:
         uploaded = json.loads(self._remote.read(index))["files"] if index in files else {}
         changed = [file for file, entry in read_index(path)["files"].items() if uploaded.get(file) != entry]
         if changed and uploaded:
-            self._remote.delete([index])
+            raise CheckpointError(f"{self._remote.url} holds another run than {self._folder}; delete that folder and start again")
         for file in (*changed, INDEX):
             self._remote.upload(path / file, f"checkpoints/{path.name}/{file}")

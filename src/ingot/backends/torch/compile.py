@@ -19,13 +19,13 @@ from ingot.runtime.ranks import Ranks
 class CompiledBlocks(nn.Module):
     """A wrapper that runs a model with compiled blocks and a compiled loss; blocks of equal structure share their graphs."""
 
-    def __init__(self, model: nn.Module, backend: Any = "inductor"):
+    def __init__(self, model: nn.Module, backend: Any = None):
         super().__init__()
         if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
             raise ConfigError(
                 "{0} needs a model with `blocks`, a ModuleList of its layers", Setting("training.compile", "blocks")
             )
-        self.model, self.on, self.backend = model, False, backend
+        self.model, self.on, self.options = model, False, {} if backend is None else {"backend": backend}
         for block in model.blocks:  # type: ignore[union-attr]
             # A checkpointed block is one graph, because the backward pass recomputes the block after `on` has been set to False.
             parts = ("forward",) if "forward" in vars(block) else getattr(block, "compiled_parts", ("forward",))
@@ -35,7 +35,7 @@ class CompiledBlocks(nn.Module):
             model.head_loss = self._switched(loss)  # type: ignore[assignment]
 
     def _switched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = torch.compile(plain, dynamic=False, backend=self.backend)
+        compiled = torch.compile(plain, dynamic=False, **self.options)
         return lambda *args, **kwargs: (compiled if self.on else plain)(*args, **kwargs)
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -77,7 +77,7 @@ def compiled(
     python_reducer: bool = False,
     blocks: bool = False,
     cuda_graphs: bool = False,
-    backend: Any = "inductor",
+    backend: Any = None,
 ) -> nn.Module:
     """Compile a model, or only its blocks and loss if `blocks` is set, with one graph per input shape.
 
@@ -92,7 +92,7 @@ def compiled(
     if blocks:
         return CompiledBlocks(model, backend)
     options: Any = {"triton.cudagraphs": True} if cuda_graphs else None
-    graph: Any = torch.compile(model, dynamic=False, backend=backend, options=options)
+    graph: Any = torch.compile(model, dynamic=False, options=options, **({} if backend is None else {"backend": backend}))
     if callable(make_ready := getattr(model, "make_ready", None)):  # computes masks before the graph runs
         graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
     return graph  # type: ignore[no-any-return]

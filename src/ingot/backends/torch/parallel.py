@@ -35,7 +35,7 @@ def choose(config: Config, vocab_size: int, memory: int | None, ranks: Ranks) ->
         needed = state_bytes(config, size) + row_bytes(config, vocab_size, True)
         amounts = f"weights, gradients and optimizer take about {needed / 2**30:,.1f} GiB of {memory / 2**30:,.1f} GiB per rank"
         if needed <= FULL * memory:
-            return "ddp", f"parallel ddp: {amounts}"
+            return "ddp", ""
         kind = "hsdp" if ranks.world_size > ranks.local_world_size > 1 else "fsdp"
         return kind, f"parallel {kind}: {amounts}"
     if requested == "hsdp" and (ranks.local_world_size < 2 or ranks.world_size % ranks.local_world_size):
