@@ -24,7 +24,8 @@ from ingot.runtime.processes import ONE_FILE
 GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # entry points of the two kinds of bundle
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.fresh_process", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
-    "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
+    "ingot.backends.torch.elastic", "ingot.backends.torch.generate", "ingot.backends.torch.onnx", "ingot.backends.torch.simulate",
+    "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
     "ingot.data.store.staging", "ingot.data.store.writer", "ingot.data.text", "ingot.data.tokenizers.gpt2_bpe",
     "ingot.data.tokenizers.hf_json", "ingot.data.tokenizers.learn_vocabulary", "ingot.data.tokenizers.plain",
     "ingot.eval.self_test", "ingot.eval.tasks", "ingot.inference.scoring",
