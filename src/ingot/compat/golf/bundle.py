@@ -25,11 +25,11 @@ GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  #
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.fresh_process", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
     "ingot.backends.torch.elastic", "ingot.backends.torch.generate", "ingot.backends.torch.onnx", "ingot.backends.torch.simulate",
-    "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
+    "ingot.data.formats.gpt_simple_folder", "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
     "ingot.data.store.staging", "ingot.data.store.writer", "ingot.data.text", "ingot.data.tokenizers.gpt2_bpe",
     "ingot.data.tokenizers.hf_json", "ingot.data.tokenizers.learn_vocabulary", "ingot.data.tokenizers.plain",
     "ingot.eval.self_test", "ingot.eval.tasks", "ingot.inference.scoring",
-    "ingot.model.gpt2", "ingot.model.llama", "ingot.preflight", "ingot.runs.tracking", "ingot.runs.view",
+    "ingot.model.gpt2", "ingot.model.llama", "ingot.preflight", "ingot.runs.mirror", "ingot.runs.tracking", "ingot.runs.view",
 )  # fmt: skip
 LEFT_OUT_OF = {
     GOLF: (
@@ -48,7 +48,7 @@ The sources ({made_by}) are PACKED below; to read one: python -c "import train_g
 """
 import base64, bz2, importlib.abc, importlib.util, json, os, sys, traceback
 
-# The entry point, the defaults of environment variables, and the source of an embedded custom model (None: no custom model).
+# The entry point, defaults of environment variables, and the source of a custom model.
 ENTRY = None
 SETTINGS = {{}}
 MODEL = None
@@ -57,7 +57,7 @@ PACKED = """
 {packed}
 """
 SOURCES = json.loads(bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))))
-# Stub for modules left out of this file: their names can be imported and subclassed, but calling one raises an error.
+# A stub for modules that are left out: calling one of its names raises an error.
 ABSENT = """
 class Absent(type):
     def __call__(cls, *args, **kwargs):
@@ -90,7 +90,7 @@ class Sources(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 sys.meta_path.insert(0, Sources())
-sys.excepthook = traceback.print_exception  # shows source lines of the embedded modules
+sys.excepthook = traceback.print_exception  # shows source lines
 
 if __name__ == "__main__":
     for name, value in SETTINGS.items():
@@ -136,5 +136,7 @@ def _program(entry: str) -> str:
                 node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
         sources[name] = ast.unparse(tree)
     # On half a megabyte of Python, bz2's output is 5% smaller than lzma's.
-    packed = base64.b85encode(bz2.compress(json.dumps(sources, sort_keys=True).encode())).decode()
+    packed = base64.b85encode(
+        bz2.compress(json.dumps(sources, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+    ).decode()
     return LOADER.format(made_by=made_by(), packed="\n".join(textwrap.wrap(packed, 132)))

@@ -64,10 +64,11 @@ def detect(path: Path) -> str | None:
         return "nanogpt" if path.name in FILES.values() else None
     if (path / MANIFEST).is_file():
         return "ingot"
+    if shard_files(path, "train") or shard_files(path, "val"):
+        return "shards"
     if find_pairs(path):
         return "gpt-simple"
-    named = shard_files(path, "train") or shard_files(path, "val")
-    if named or any(has_header(file) for file in path.glob("*.bin") if file.is_file()):
+    if any(has_header(file) for file in path.glob("*.bin") if file.is_file()):
         return "shards"
     return "nanogpt" if any((path / name).is_file() for name in FILES.values()) else None
 
