@@ -1,6 +1,6 @@
 # docker build -t ingot .                                      for NVIDIA GPUs and CPUs, about 5 GB
 # docker build --build-arg TORCH_INDEX=URL -t ingot:cpu .      for CPUs, about 1 GB; pytorch.org/get-started names the URL
-# docker run --rm -v "$PWD/runs:/work/runs" ingot train --recipe demo      (with a GPU: add --gpus all)
+# docker run --rm -v "$PWD/runs:/data/runs" ingot train --recipe demo      (with a GPU: add --gpus all)
 FROM python:3.12-slim
 # torch.compile needs a C++ compiler on CPUs and a C compiler on GPUs.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
@@ -13,5 +13,5 @@ RUN pip install --no-deps --require-hashes -r requirements.lock \
 COPY pyproject.toml README.md LICENSE .
 COPY src src
 RUN pip install --no-deps --no-build-isolation .
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["ingot"]

@@ -36,6 +36,12 @@ def state_bytes(config: Config, size: Size) -> int:
     return FLOAT * (2 * size.total + moments + (size.total if config.optimizer.ema_decay is not None else 0))
 
 
+def replica_bytes(config: Config, vocab_size: int) -> int | None:
+    """Estimate the bytes of a rank that is not sharded: its state and one row, recomputed; None for a custom model."""
+    size = model_size(config, vocab_size)
+    return None if size is None else state_bytes(config, size) + row_bytes(config, vocab_size, True)
+
+
 def step_bytes(config: Config, world_size: int) -> int:
     """Return the bytes of the input rows that one rank holds in memory: those of HELD_STEPS steps."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))

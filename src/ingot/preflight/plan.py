@@ -14,9 +14,9 @@ import numpy as np
 
 from ingot.backends.base import StepMemory
 from ingot.backends.open import simulate_step
-from ingot.config.memory import FULL, model_size, recomputed_every, row_bytes, state_bytes
+from ingot.config.memory import FULL, recomputed_every, replica_bytes
 from ingot.config.schema import Config
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, Setting
 from ingot.preflight.data_checks import total_tokens
 from ingot.preflight.validate import Report, validate
 from ingot.runtime.devices import PEAK_FLOPS
@@ -71,11 +71,11 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     vocab_size = validate(config, gpus, thorough=False, fresh=True).vocab_size
     memory, rows = int(hardware.memory * GIB), -(-config.rows_per_step // gpus)
     every, usable = recomputed_every(config, vocab_size, memory), int(USABLE * memory)
-    parallel = getattr(t, "parallel", "auto") if gpus > 1 else "none"
-    if parallel == "auto":  # sharded only if replicas would not fit
-        size = model_size(config, vocab_size)
-        fits = size is None or state_bytes(config, size) + row_bytes(config, vocab_size, True) <= FULL * memory
-        parallel = "ddp" if fits else "fsdp"
+    parallel = t.parallel if gpus > 1 else "none"
+    if parallel == "hsdp" or t.cpu_offload:
+        raise ConfigError("{0} and {1} cannot be planned", Setting("training.parallel", "hsdp"), Setting("training.cpu_offload"))
+    if parallel == "auto":  # as training decides
+        parallel = "ddp" if (replica_bytes(config, vocab_size) or 0) <= FULL * memory else "fsdp"
     rows_at_once = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
     while True:
         step = simulate_step(config, vocab_size, gpus, parallel, rows_at_once, every, hardware.missing)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ingot.config.memory import FULL, model_size, row_bytes, state_bytes
+from ingot.config.memory import FULL, replica_bytes
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.optim.groups import has_custom_optimizers
@@ -28,16 +28,16 @@ from ingot.runtime.tensors import Part
 def choose(config: Config, vocab_size: int, memory: int | None, ranks: Ranks) -> tuple[str, str]:
     """Return `none`, `ddp`, `fsdp` or `hsdp`, and why; `auto` shards a model only if its state does not fit on one device."""
     requested = config.training.parallel
+    if config.training.cpu_offload and (requested not in ("fsdp", "hsdp") or config.optimizer.name != "adamw"):
+        needs = Setting("training.parallel", "fsdp"), Setting("optimizer.name", "adamw")
+        raise ConfigError("{0} needs {1} or hsdp, and {2}", Setting("training.cpu_offload", "true"), *needs)
     if requested == "auto":
-        size = model_size(config, vocab_size)
-        if ranks.world_size == 1 or size is None or memory is None:
+        needed = replica_bytes(config, vocab_size)
+        if ranks.world_size == 1 or needed is None or memory is None or needed <= FULL * memory:
             return ("ddp" if ranks.world_size > 1 else "none"), ""
-        needed = state_bytes(config, size) + row_bytes(config, vocab_size, True)
-        amounts = f"weights, gradients and optimizer take about {needed / 2**30:,.1f} GiB of {memory / 2**30:,.1f} GiB per rank"
-        if needed <= FULL * memory:
-            return "ddp", ""
         kind = "hsdp" if ranks.world_size > ranks.local_world_size > 1 else "fsdp"
-        return kind, f"parallel {kind}: {amounts}"
+        amounts = f"about {needed / 2**30:,.1f} GiB, but a rank has {memory / 2**30:,.1f} GiB"
+        return kind, f"parallel {kind}: weights, gradients and optimizer take {amounts}"
     if requested == "hsdp" and (ranks.local_world_size < 2 or ranks.world_size % ranks.local_world_size):
         per_node = f"{ranks.local_world_size} on this node, {ranks.world_size} in all"
         raise ConfigError(
@@ -65,7 +65,6 @@ class Parallel:
         """Move a model to the device; if sharded, keep only this rank's rows of every parameter."""
         if not self.sharded:
             return model.to(self._device)
-
         if has_custom_optimizers(model):
             raise ConfigError("make_optimizers(groups) needs whole parameters; set {0}", Setting("training.parallel", "ddp"))
         for module in model.modules():
