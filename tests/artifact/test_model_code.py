@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs/your-own-model.md").read_text(), re.DOTALL)[1]
+HEAD = "        self.head = nn.Linear(width, vocab_size, bias=False)\n"
 OF_GOLF = """
 from ingot.model.golf import Golf
 
@@ -42,6 +43,7 @@ CASES = {
     "frontier-projections": settings_of("frontier", layers=5, window=7, pattern="SL", values="projections", tied=False),
     "frontier-none": settings_of("frontier", window=4, values="none", key_offset=False, head_gate=False, softcap=None),
     "example": settings_of("file", file=EXAMPLE, settings={"expansion": 3}),
+    "example-tied": settings_of("file", file=EXAMPLE.replace(HEAD, f"{HEAD}        self.head.weight = self.tokens.weight\n")),
     "of-golf": settings_of("file", file=OF_GOLF),
 }
 
@@ -215,11 +217,20 @@ def test_a_custom_model_that_cannot_be_exported_is_refused(tmp_path):
             r"both define rotate",
         ),
         ("from ingot.model.golf import *", r"import only names from ingot\.model"),
+        ("import math; SCALE = 1.0", r"mine\.py:1: put this import on a line of its own"),
         ("import ingot.model.golf", r"with `import ingot.model.golf` cannot be exported"),
     ):
         file.write_text(line + "\nclass Model:\n    pass\n")
         with pytest.raises(ConfigError, match=match):
             model_code("file", file)
+
+
+def test_a_custom_file_keeps_its_text(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from ingot.model.gpt2 import GPT2 as Model\n\nNOTE = 'a  # type: ignore b'\n", encoding="utf-8-sig")
+    names = {}
+    exec(compile(model_code("file", file), "mine", "exec"), names)
+    assert names["NOTE"] == "a  # type: ignore b" and names["Model"] is names["GPT2"]
 
 
 def test_such_a_folder_is_not_imported(tmp_path):

@@ -287,8 +287,10 @@ def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     assert call("export", llama, "--format", "gguf", "--dtype", "q8_0", "--output", tmp_path / "g").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "g").iterdir()) == ["Modelfile", "model.gguf"]
+    (tmp_path / ".a.gguf.export").mkdir()  # of the user
     assert call("export", llama, "--format", "gguf", "--output", tmp_path / "a.gguf").exit_code == 0
-    assert (tmp_path / "a.gguf").read_bytes()[:4] == b"GGUF" and not list(tmp_path.glob(".a*"))
+    assert (tmp_path / "a.gguf").read_bytes()[:4] == b"GGUF"
+    assert [path.name for path in tmp_path.glob(".a*")] == [".a.gguf.export"]
     assert "unknown dtype 'q8_0'" in str(call("export", run, "--format", "huggingface", "--dtype", "q8_0").exception)
     told = json.loads(call("export", run, "--format", "gguf", "--json").stdout)
     assert told["artifact"] == str(run / "artifact" / "gguf")

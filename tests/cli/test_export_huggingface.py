@@ -87,6 +87,14 @@ def test_push_uploads_the_folder_and_needs_no_output(call, golf, hub, tmp_path):
     assert "notes" not in hub.commits["me/golf"][hub.heads["me/golf"]]
 
 
+def test_push_uploads_neither_a_folder_above_the_limit_nor_the_code_of_another_model(call, golf, hub, tmp_path):
+    assert call(golf, "--push", "me/large", "-o", tmp_path / "out", "--limit", 5).exit_code == 1
+    assert "me/large" not in hub.commits
+    write_small_model(tmp_path / "native.ingot", family="llama", **SIZES)
+    assert call(tmp_path / "native.ingot", "--push", "me/native", "-o", tmp_path / "out", "--force").exit_code == 0
+    assert "modeling_ingot.py" not in hub.commits["me/native"][hub.heads["me/native"]]
+
+
 def test_push_without_a_token_a_whole_name_or_access_is_refused(call, golf, hub, monkeypatch, tmp_path):
     for words, match in ((["--push", "golf"], "expected ORG/NAME"), (["--push", "a/b", "--format", "gguf"], None)):
         result = CliRunner().invoke(app, ["export", str(golf), "--format", "huggingface", *words])

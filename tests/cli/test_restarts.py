@@ -60,6 +60,11 @@ def test_a_run_that_loses_a_rank_restarts_and_ends_with_the_losses_of_an_undistu
     assert (progress(run)["sample"], progress(run)["tokens"]) == (8 * 16, 256 * 16)
 
 
+def test_restarts_without_a_launcher_are_refused(ingot: Ingot, data, tmp_path):
+    program = ingot(*train_words(data, tmp_path / "run"), "--max-restarts=3", code=2)
+    assert "--nproc-per-node" in one_line(program) and not (tmp_path / "run").exists()
+
+
 def test_a_rank_that_hangs_is_named_with_the_step_and_the_collective(ingot: Ingot, data, tmp_path, failing):
     words = train_words(data, tmp_path / "run", model__file=failing, training__collective_timeout_seconds=20)
     program = ingot(*words, "--nproc-per-node=3", FAILURE="SIGSTOP", code=1)

@@ -131,6 +131,24 @@ def test_a_run_that_starts_from_a_run_at_a_url_resumes_on_another_machine(
     assert "starting from" not in again.stderr and "resumed_at step 40" in again.stderr
 
 
+def test_a_url_that_holds_another_run_than_its_staging_folder_is_refused(
+    ingot: Ingot, data: Path, reference: Path, tmp_path: Path, machine: Machine
+):
+    store = Store(f"file://{tmp_path}/bucket", {})
+    url = store.put(reference, "run")
+    first, second = machine("first"), tmp_path / "second"
+    local_run(url)
+    shutil.rmtree(tmp_path / "bucket/run")
+    ingot(*train_words(data, url, training__seed=99), INGOT_CACHE=str(second))
+    index = tmp_path / "bucket/run/checkpoints/step-00000040/checkpoint.json"
+    before = index.read_bytes()
+    refused = ingot("train", url, "--training.max_steps", 44, INGOT_CACHE=str(first), code=4)
+    assert "holds another run than its staging folder" in one_line(refused) and index.read_bytes() == before
+    with pytest.raises(CheckpointError, match="holds another run"):
+        RunMirror(url, local_path(url), TrainingSection()).sync()
+    assert index.read_bytes() == before
+
+
 def test_a_truncated_remote_checkpoint_is_refused(store: Store, ingot: Ingot, reference: Path, tmp_path: Path):
     url, name = store.put(reference, "run"), "checkpoints/step-00000040/model.safetensors"
     store.write(f"run/{name}", (reference / name).read_bytes()[:-100])

@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 
 import ingot
+from ingot.backends.torch.parallel import choose
+from ingot.config.schema import Config
+from ingot.errors import ConfigError
+from ingot.runtime.ranks import Ranks
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
 ALONE, DDP2, DDP3, FSDP2, FSDP4, HSDP4 = (1, "auto"), (2, "ddp"), (3, "ddp"), (2, "fsdp"), (4, "fsdp"), (4, "hsdp")
@@ -100,3 +104,20 @@ def test_a_model_with_an_embedding_in_bf16_can_be_sharded():
     case = {"family": "golf-bf16", "optimizer": "muon", "steps": 3}
     [alone], [sharded] = run(ALONE, [case]), run(FSDP2, [case])
     assert sharded["losses"] == pytest.approx(alone["losses"], abs=2e-3) and sharded["equal"]
+
+
+def test_a_model_is_sharded_only_if_a_replica_does_not_fit():
+    config = Config(training={"max_steps": 1}, model={"layers": 2, "heads": 2, "width": 64})
+    assert choose(config, 300, 1 << 30, Ranks(0, 1)) == ("none", "")
+    assert choose(config, 300, 1 << 30, Ranks(0, 4)) == ("ddp", "")
+    assert choose(config, 300, 1 << 20, Ranks(0, 4, 0, 4))[0] == "fsdp"
+    kind, why = choose(config, 300, 1 << 20, Ranks(0, 4, 0, 2))
+    assert kind == "hsdp" and "GiB" in why
+
+
+@pytest.mark.parametrize("changed", [{"training": {"parallel": "ddp"}}, {"optimizer": {"name": "muon"}}])
+def test_offloading_is_refused_where_it_would_do_nothing_or_fail(changed):
+    settings = {"training": {"parallel": "fsdp"}, "optimizer": {"name": "adamw"}, **changed}
+    settings["training"] = {"max_steps": 1, "cpu_offload": True, **settings["training"]}
+    with pytest.raises(ConfigError):
+        choose(Config(**settings), 300, 1 << 30, Ranks(0, 2))

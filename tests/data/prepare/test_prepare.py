@@ -210,7 +210,7 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (2, 1)
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"ignoring 2 files, such as {source / 'README.md'}: hidden, ") and told.endswith(f"or not {WHAT}")
+    assert "ignoring 2 files" in told and str(source / "README.md") in told and told.endswith(f"or not {WHAT}")
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
