@@ -136,6 +136,20 @@ def same_arithmetic() -> Iterator[None]:
 
 
 @pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    """The command line in this process: its exit code, stdout and stderr."""
+    from ingot.cli.main import run
+
+    def words(*given: object) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run([str(word) for word in given])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return words
+
+
+@pytest.fixture
 def ingot(tmp_path: Path, shared: Path) -> Iterator[Ingot]:
     programs = Ingot(tmp_path / "programs", shared / "cache")
     yield programs

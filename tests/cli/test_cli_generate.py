@@ -8,24 +8,10 @@ import pytest
 
 from ingot import api
 from ingot.backends.sampling import GenerationOptions
-from ingot.cli.main import run
 from ingot.console.output import visible
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 from ingot.inference.prompt_files import read_prompts
-
-
-@pytest.fixture
-def call(capsys):
-    """The command line in this process: its exit code, stdout and stderr."""
-
-    def words(*given):
-        with pytest.raises(SystemExit) as ended:
-            run([str(word) for word in given])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return words
 
 
 @pytest.fixture

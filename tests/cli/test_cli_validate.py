@@ -6,22 +6,7 @@ import sys
 
 import pytest
 
-from ingot.cli.main import run
-
 RUN = ("--recipe", "demo", "--training.device", "cpu", "--training.max_steps", "3", "--budget.seconds", "null")
-
-
-@pytest.fixture
-def call(capsys):
-    """The command line in this process: its exit code, stdout and stderr."""
-
-    def words(*given):
-        with pytest.raises(SystemExit) as ended:
-            run([str(word) for word in given])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return words
 
 
 def test_a_sound_run_is_exit_code_0_and_nothing_is_made(call, data, tmp_path):

@@ -12,7 +12,6 @@ from torch.profiler import ProfilerActivity, profile
 from ingot.backends.base import StepMemory
 from ingot.backends.open import open_backend, simulate_step
 from ingot.backends.torch.simulate import LiveBytes, compiler
-from ingot.cli.main import run
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError
 from ingot.model.loss import head_loss
@@ -35,17 +34,6 @@ def config_of(**changes):
 
 def simulated(config, gpus=1, parallel="ddp", rows=8, every=0) -> StepMemory:
     return simulate_step(config, VOCAB, gpus, parallel, rows, every)
-
-
-@pytest.fixture
-def call(capsys):
-    def words(*given):
-        with pytest.raises(SystemExit) as ended:
-            run([str(word) for word in given])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return words
 
 
 @pytest.mark.parametrize("compiles", [False, True])

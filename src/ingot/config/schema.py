@@ -330,8 +330,8 @@ class TrainingSection(Section):
     )
     compile_optimizer: bool | Literal["auto"] = Field(
         "auto",
-        description="Compile Muon's step on CUDA: it launches fewer kernels, but the run takes longer to start. auto: only for "
-        "NorMuon with a compiled model.",
+        description="Compile Muon's step on CUDA: it launches fewer kernels, but the run takes longer to start. Without effect "
+        "on several ranks. auto: only for NorMuon with a compiled model.",
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
