@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
+from ingot.errors import ConfigError
 from ingot.optim.schedules import learning_rate_scale
 from ingot.train.reader import RankBatch
 from ingot.train.step_plan import Position, following, plan_step, shapes, starts_with
@@ -170,3 +171,19 @@ def test_there_is_a_shape_for_every_stage_at_its_peak():
     assert {plan.groups["matrix"].lr for plan in found} == {6e-4}
     (only,) = shapes(config_of())
     assert (only.samples, only.rows, only.seq_len) == (4, 4, 64)
+
+
+@pytest.mark.parametrize("stages", [STAGES, SHARES])
+def test_weights_of_later_targets_fall_to_zero_at_the_beginning_of_the_last_stage(stages):
+    config = config_of(training__stages=stages, training__later_targets=[0.5], training__max_steps=20)
+    last = next(plan.step for plan in (plan_step(config, Position(step)) for step in range(20)) if plan.stage == 2)
+    expected = [max(0.0, 1 - step / last) for step in range(20)]
+    assert [plan_step(config, Position(step)).later for step in range(20)] == pytest.approx(expected)
+    assert [plan.later for plan in shapes(config)] == [1.0, 1.0, 0.0]
+    assert plan_step(config_of(training__stages=stages), Position(0)).later == 0.0
+
+
+@pytest.mark.parametrize("given", [{}, {"training__stages": [{"share": 1.0}]}])
+def test_later_targets_need_stages(given):
+    with pytest.raises(ConfigError, match=r"training\.later_targets needs at least two training\.stages"):
+        config_of(training__later_targets=[0.5], **given)

@@ -58,9 +58,10 @@ def progress_at(folder: Path, step: int) -> dict[str, Any]:
         {"training__stages": SHARES},
         {"optimizer__name": "adamw", "data__sampling": "random", "model__dropout": 0.2, "optimizer__ema_decay": 0.9},
         {"data__sampling": "pack", "data__document_mask": True, "training__micro_batch": 3, "optimizer__schedule": "cosine"},
+        {"training__later_targets": [0.5, 0.25]},
         {"data__sampling": "redraw"},
     ],
-    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed", "redrawn"],
+    ids=["muon", "shares of the steps", "adamw-random-averaged", "packed", "later targets", "redrawn"],
 )
 def test_a_run_killed_at_the_borders_of_its_stages_ends_bitwise_as_the_unbroken_one(train: Train, tmp_path, settings):
     unbroken = tmp_path / "unbroken"
@@ -253,3 +254,10 @@ def test_every_stage_has_its_own_micro_batch_and_keeps_it(train: Train, tmp_path
     found = progress_at(tmp_path / "run", max(saved_steps(tmp_path / "run" / "checkpoints")))["choices"]
     assert found["micro_batch"] == 4
     assert [stage["micro_batch"] for stage in found["stages"]] == [4, 4, 6]
+
+
+def test_later_targets_change_the_weights_but_not_the_loss_that_is_reported(train: Train, tmp_path: Path):
+    train(tmp_path / "plain", **STAGED)
+    train(tmp_path / "later", **STAGED, training__later_targets=[0.5])
+    plain, later = ([record["loss"] for record in records(tmp_path / run, "train")] for run in ("plain", "later"))
+    assert later[0] == plain[0] and later[2] != plain[2]

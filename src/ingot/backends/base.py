@@ -36,6 +36,7 @@ class StepPlan:
     seq_len: int  # tokens per row
     groups: Mapping[str, GroupRates]
     model: Mapping[str, float]  # values passed to the model's `set` method
+    later: float  # factor of the weights training.later_targets
     ema_decay: float | None  # decay of the moving average of the weights
     tokens: int = 0  # number of targets trained on before this step
     phase: int = 0  # index into data.phases

@@ -98,7 +98,7 @@ def _described(prefix: str, model: type[BaseModel]) -> dict[str, SettingSpec]:
     for name in sorted(model.model_fields, key="family".__ne__):  # `family` first: it determines the other fields
         info, path = model.model_fields[name], f"{prefix}.{name}"
         schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
-        items = _described(path, get_args(info.annotation)[0]) if schema.get("type") == "array" else {}
+        items = _described(path, get_args(info.annotation)[0]) if "$ref" in schema.get("items", {}) else {}
         by_name = {item.path.removeprefix(f"{path}."): item for item in items.values()}
         specs[path] = SettingSpec(path, schema, info.default, info.is_required(), info.description or "", by_name)
     return specs

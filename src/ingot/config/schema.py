@@ -364,6 +364,12 @@ class TrainingSection(Section):
         description="Compute the output head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute "
         "capability 8.9 or higher: faster for large vocabularies, but less precise. Stored weights and evaluation do not change.",
     )
+    later_targets: list[Annotated[float, Field(gt=0)]] = Field(
+        [],
+        description="Loss weights of the second, third, ... next token, which the same logits are also trained to predict. The "
+        "weights fall linearly to 0 at the end of the last but one stage, so this needs training.stages. Losses are reported "
+        "without these terms.",
+    )
     parallel: Literal["auto", "ddp", "fsdp", "hsdp"] = Field(
         "auto",
         description="How the model is spread over ranks. ddp: every rank holds all of it. fsdp: weights, gradients and optimizer "
@@ -636,6 +642,8 @@ def _check_optimizer(o: OptimizerSection, max_steps: int | None) -> None:
 
 def _check_stages(config: Config) -> None:
     stages, seq_len, max_steps = config.training.stages, config.data.seq_len, config.training.max_steps
+    if config.training.later_targets and (len(stages) < 2 or config.model.family == "file"):
+        raise ValueError("training.later_targets needs at least two training.stages and a model of a built-in family")
     if not stages:
         return
     groups = [*(group.name for group in config.optimizer.groups), *config.optimizer.kinds]

@@ -289,10 +289,6 @@ class Frontier(LanguageModel):
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)  # (B, T, C); flattened below, so that one loss graph serves all row lengths
-        return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
-
     def flops(self, seq_len: int) -> float:
         """Return the training FLOPs per token: 6 per matmul weight, plus 12 per layer, channel and attended token."""
         embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]

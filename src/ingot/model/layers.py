@@ -7,7 +7,7 @@ every block. The models have no buffers, so only parameters have to be moved to 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from ingot.model.cross_entropy import head_logits
+from ingot.model.cross_entropy import IGNORED, head_logits
 from ingot.model.kernels.flash import flash_attention
-from ingot.model.loss import head_loss
+from ingot.model.loss import head_loss, later_loss
 
 
 class LayerCache:
@@ -73,6 +73,8 @@ class LanguageModel(nn.Module):
     loss_chunk: int | None = None  # number of tokens whose logits are in memory at the same time; None: all
     fused_loss = False  # compute softcap and loss in one kernel
     fp8_head = False  # compute the matmuls of the output head in fp8 during training
+    later_weights: tuple[float, ...] = ()  # loss weights of the targets after the next one, during training
+    later_scale: Tensor  # a factor of these weights, on the device
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -92,13 +94,21 @@ class LanguageModel(nn.Module):
         """Return the logits of hidden states."""
         return head_logits(hidden, self.head, self.softcap)
 
-    def head_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss over the targets, computed from the hidden states."""
-        return head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
+    def head_loss(self, hidden: Tensor, targets: Tensor, later: Sequence[Tensor] = ()) -> Tensor:
+        """Return the mean loss over (N) targets, given hidden states (N, C); the gradient is also that of `later` targets."""
+        loss = head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
+        if not later:
+            return loss
+        more = later_loss(loss, hidden, self.head, targets, later, self.later_weights, self.softcap) * self.later_scale
+        return loss + (more - more.detach())
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)
-        return self.logits(x) if targets is None else self.head_loss(x, targets)
+        x = self.hidden(tokens, documents=documents)  # (B, T, C); flattened below, so that one loss graph serves all row lengths
+        if targets is None:
+            return self.logits(x)
+        ahead = range(1, 1 + len(self.later_weights)) if torch.is_grad_enabled() else ()
+        later = [F.pad(targets[:, k:], (0, k), value=IGNORED).flatten() for k in ahead]
+        return self.head_loss(x.flatten(0, 1), targets.flatten(), later)
 
     def new_cache(self, batch: int) -> list[LayerCache]:
         """Return an empty key-value cache for `batch` rows of up to `context` tokens."""

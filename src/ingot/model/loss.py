@@ -12,9 +12,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -52,6 +54,31 @@ def head_loss(
     else:
         loss = summed_loss(head_logits(hidden, weight, softcap), targets)
     return loss / (targets != IGNORED).sum().clamp(min=1)
+
+
+def later_loss(
+    loss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    later: Sequence[Tensor],
+    shares: Sequence[float],
+    softcap: float | None,
+) -> Tensor:
+    """Return the sum of the mean losses of `later` targets weighted by `shares`, given the mean loss of the next `targets`.
+
+    Losses of the same logits differ only by the logits of their targets, so these are computed alone, without the others.
+    """
+
+    def logit(y: Tensor) -> Tensor:
+        logits = (hidden.float() * F.embedding(y.clamp(min=0), weight)).sum(-1)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    total, first = loss * sum(shares), logit(targets)
+    for share, y in zip(shares, later, strict=True):
+        counted = (targets != IGNORED) & (y != IGNORED)
+        total = total + share * ((first - logit(y)) * counted).sum() / counted.sum().clamp(min=1)
+    return total
 
 
 def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor | None:

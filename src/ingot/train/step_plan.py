@@ -47,12 +47,14 @@ def plan_step(config: Config, at: Position) -> StepPlan:
     over = sum(done >= end for end in ends[:-1])  # the last stage lasts until the end of the run
     stage = max(over, len(at.starts) - 1)  # a run whose budget is raised does not return to an earlier stage
     scale = learning_rate_scale(config, at.step, at.seconds)
-    return _plan(config, at, stage, scale, muon_decay_scale(config, at.step, at.seconds))
+    later = max(0.0, 1 - done / ends[-2]) if stage < len(stages) - 1 else 0.0
+    return _plan(config, at, stage, scale, muon_decay_scale(config, at.step, at.seconds), later)
 
 
 def shapes(config: Config) -> list[StepPlan]:
     """Return one plan per stage, at its peak learning rates, for tuning and compiling before the clock starts."""
-    return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
+    last = len(_stages(config)) - 1
+    return [_plan(config, Position(), stage, 1.0, 1.0, float(stage < last)) for stage in range(last + 1)]
 
 
 def refuse_idle_ranks(config: Config, world_size: int) -> None:
@@ -81,7 +83,7 @@ def _stages(config: Config) -> tuple[StageSection, ...]:
     return tuple(config.training.stages) or ONE_STAGE
 
 
-def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: float) -> StepPlan:
+def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: float, later: float) -> StepPlan:
     stage, longest = _stages(config)[number], config.data.seq_len
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
@@ -104,6 +106,7 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
         seq_len=seq_len,
         groups={group.name: rates(group) for group in groups_of(config.optimizer)},
         model=stage.model,
+        later=later if config.training.later_targets else 0.0,
         ema_decay=average_decay(config, at.step),
         tokens=at.tokens,
         phase=max(0, over, begun),

@@ -111,6 +111,9 @@ class TorchBackend(TorchInference):
         self._computed: Any = 0.0  # when the last step began its last backward pass
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
+        self._later = torch.zeros((), device=self._device)
+        if t.later_targets:
+            model.later_scale = self._later  # type: ignore[assignment]
         self._names = {parallel.local(p): name for name, p in model.named_parameters()}  # cached: takes 0.1 ms per layer
         self._passes: list[int] = []  # the number of micro-batches per step of each stage, equal on all ranks
         self._compile = compiles(t, family, device.kind == "cuda")
@@ -147,7 +150,7 @@ class TorchBackend(TorchInference):
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
         row = batch[:1]
-        self._set(first.model)
+        self._set(first.model, first.later)
         if self.device.kind == "cpu":
             part = batch[: max(1, tune.HOST_MICRO_BATCH_TOKENS // first.seq_len)]
             measures = not self._deterministic
@@ -171,7 +174,7 @@ class TorchBackend(TorchInference):
         kept_stages = kept.get("stages", [kept])
         self._stages = []
         for plan, batch in stages:
-            self._set(plan.model)
+            self._set(plan.model, plan.later)
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
             if plan.seq_len == self._config.data.seq_len:
                 self._attention = self._stages[-1].attention  # evaluation uses rows of data.seq_len tokens
@@ -183,7 +186,7 @@ class TorchBackend(TorchInference):
             # DDP reorders its buckets after the first pass. Trigger that now, so that a resumed run sums in the same order.
             # FSDP2 finds the outermost module in the first pass, which must therefore not be one that generates text.
             plan, batch = stages[0]
-            self._set(plan.model)
+            self._set(plan.model, plan.later)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), 0)
         for buffer, before in buffers:  # restore buffers that the trials may have changed
             buffer.copy_(before)
@@ -274,10 +277,15 @@ class TorchBackend(TorchInference):
             **({"stages": [asdict(stage) for stage in self._stages]} if len(self._stages) > 1 else {}),
         }
 
-    def _set(self, numbers: Mapping[str, float]) -> None:
+    def _set(self, numbers: Mapping[str, float], later: float = 0.0) -> None:
+        """Pass a stage's values to the model, and scale the loss weights of later targets by `later`."""
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
+        if self._config.training.later_targets:
+            model: Any = self.model
+            model.later_weights = tuple(self._config.training.later_targets) if later else ()
+            self._later.fill_(later)
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Run `times` forward and backward passes, wait until they have finished, and drop the gradients."""
@@ -299,7 +307,7 @@ class TorchBackend(TorchInference):
         tuned, self._group.step, began = self._stages[plan.stage], plan.step + 1, self._mark()
         # 1. Switch from the averaged weights, if in use, to the training weights, and seed the RNG from the step number.
         self._show(average=False)
-        self._set(plan.model)
+        self._set(plan.model, plan.later)
         seed = mix(self._config.training.seed, plan.step, self.ranks.rank) >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all device types and take 0.4 ms
         if self.device.kind == "cuda":
