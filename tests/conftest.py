@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("same")
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not condition():
             assert time.monotonic() < deadline, "it never happened"
             time.sleep(0.01)

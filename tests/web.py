@@ -20,7 +20,7 @@ class Site:
     def open(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Any:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         words = {"Content-Type": "application/json", **{name.capitalize(): value for name, value in headers.items()}}
-        return urllib.request.urlopen(urllib.request.Request(self.address + path, data, words, method=method), timeout=60)
+        return urllib.request.urlopen(urllib.request.Request(self.address + path, data, words, method=method), timeout=300)
 
     def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
         """The status and the JSON of an answer."""

@@ -38,7 +38,7 @@ def ingot(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(
@@ -239,4 +239,4 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(60) == 141
+    assert process.wait(300) == 141

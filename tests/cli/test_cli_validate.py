@@ -94,7 +94,7 @@ def test_a_probe_that_fails_on_one_rank_fails_on_all(data, tmp_path):
     own = ("--model.family", "file", "--model.file", tmp_path / "model.py", "--data.path", data)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ingot"]
     words = ["validate", *RUN, *own, "--world-size", "2", "--probe", "--json"]
-    ended = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     [finding] = json.loads(ended.stdout)["findings"]
     assert finding["code"] == "runtime.probe.failed" and finding["message"] == "another rank could not take a step"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from programs import DEMO
+from programs import DEMO, PATIENCE
 
 from ingot.cli import main
 
@@ -26,7 +26,7 @@ WRITERS = ["export {run} --output {}", "init -o {}", "config docs -o {}", "data 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to be in, with a text; what waits for a pipe for 20 seconds waits for ever."""
+    """An empty folder to be in, with a text; what waits longer than PATIENCE waits for ever."""
 
     def hung(number: int, frame: object) -> None:
         raise AssertionError("it hangs")
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("some text\n" * 100)
     before = signal.signal(signal.SIGALRM, hung)
-    signal.alarm(20)
+    signal.alarm(PATIENCE)
     yield tmp_path
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -51,7 +51,7 @@ def python(program: str) -> list[str]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)
@@ -96,7 +96,7 @@ def test_ranks_are_counted_over_all_nodes(tmp_path: Path) -> None:
     port = _free_port()
     words = [[sys.executable, "-c", NODE, program, str(node), str(port), str(tmp_path)] for node in (0, 1)]
     nodes = [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "7"}) for command in words]
-    assert [node.wait(timeout=60) for node in nodes] == [0, 0]
+    assert [node.wait(timeout=300) for node in nodes] == [0, 0]
     ranks = [json.loads((tmp_path / rank).read_text()) for rank in "0123"]
     assert [rank["LOCAL_RANK"] for rank in ranks] == ["0", "1", "0", "1"]
     for rank in ranks:
@@ -190,7 +190,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, launcher, number: sign
     process = launcher(WRITE_SIGNALS, tmp_path, 1)
     eventually(lambda: all(notes(tmp_path)))
     process.send_signal(number)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert [seen[1:] for seen in notes(tmp_path)] == [[number.name]] * 2
 
 
@@ -199,7 +199,7 @@ def test_a_second_signal_is_a_second_signal_for_every_rank(tmp_path: Path, launc
     for count in (1, 2):
         eventually(lambda count=count: all(len(seen) == count for seen in notes(tmp_path)))
         process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=300) == 130
     assert all(seen[1:3] == ["SIGINT", "SIGINT"] for seen in notes(tmp_path))
 
 
@@ -213,7 +213,7 @@ def test_one_key_press_on_a_terminal_is_one_signal_for_every_rank(tmp_path: Path
     try:
         eventually(lambda: all(notes(tmp_path)))
         os.write(keyboard, b"\x03")
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         process.kill()
         process.wait()
@@ -227,7 +227,7 @@ def test_a_launcher_under_nohup_ignores_the_hangup(tmp_path: Path, launcher) -> 
     eventually(lambda: all(notes(tmp_path)))
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert [seen[1:] for seen in notes(tmp_path)] == [["SIGTERM"]] * 2
 
 

@@ -29,7 +29,7 @@ import typer
 
 from .cases import Case
 
-SECONDS = 60.0  # after which a case is taken for hung; sound ones take less than one
+SECONDS = 300.0  # after which a case is taken for hung; sound ones take less than one
 RUNTIME = "5"  # seconds that a run may train: what would go on for ever saves and stops then
 GUARD = 8 << 30  # bytes of address space beyond those there are at the start, so that no case takes the machine with it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -154,7 +154,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "case" / "file.txt").write_text("a file of the user's\n")
 
     def watch(program: Callable[[list[str]], int]) -> list[str]:
-        monkeypatch.setattr(running, "SECONDS", 2.0 if program is never_end else 60.0)  # a busy machine takes long for 1 GiB
+        monkeypatch.setattr(running, "SECONDS", 2.0 if program is never_end else 300.0)  # a busy machine takes long for 1 GiB
         case = Case(0, Scenario("toy", program, (), ()), tmp_path / "case", [], {}, ["made different"])
         return broken(case, run_case(case, tmp_path))
 

@@ -162,7 +162,7 @@ def _send(process: int, number: signal.Signals) -> None:
 
 def _nothing_left(leader: int) -> None:
     """Insist that no process of a session, which had a process group of its own, outlives its leader by more than a moment."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         with suppress(ProcessLookupError):
             os.killpg(leader, 0)

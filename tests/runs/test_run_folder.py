@@ -41,7 +41,7 @@ def test_processes_that_start_together_never_share_a_folder(tmp_path: Path, pyth
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    names = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
+    names = [name for process in processes for name in process.communicate(timeout=300)[0].split()]
     assert len(names) == len(set(names)) == 60
 
 

@@ -103,7 +103,7 @@ def test_a_damaged_line_in_the_middle_is_left_out(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_has_whole_lines_and_gets_the_rest_when_there_is_room(tmp_path: Path, python) -> None:
     path = tmp_path / "metrics.jsonl"
-    output, errors = python(APPEND_UNTIL_FULL, path).communicate(timeout=60)
+    output, errors = python(APPEND_UNTIL_FULL, path).communicate(timeout=300)
     whole = [min(step + 1, 8) for step in range(15)]
     assert [int(line) for line in output.split()] == [*whole, *range(16, 21)], errors
     assert path.read_bytes().endswith(b"}\n")

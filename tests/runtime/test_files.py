@@ -55,7 +55,7 @@ def test_a_file_is_as_readable_for_others_as_any_file(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_keeps_the_old_content_and_no_temporary(tmp_path: Path, python) -> None:
     path = tmp_path / "a.json"
     write_atomically(path, "old")
-    output, errors = python(WRITE_TOO_MUCH, path).communicate(timeout=60)
+    output, errors = python(WRITE_TOO_MUCH, path).communicate(timeout=300)
     assert output.startswith("refused:"), errors
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
@@ -230,5 +230,5 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 def test_data_of_more_shards_than_a_shell_lets_a_process_open_can_be_read(tmp_path: Path, python) -> None:
     write_dataset([("train", "abc" * 9)] * 3, tmp_path / "data", ByteTokenizer(), source=None)
-    output, errors = python(OPEN_MANY, tmp_path / "data").communicate(timeout=60)
+    output, errors = python(OPEN_MANY, tmp_path / "data").communicate(timeout=300)
     assert output == "(300, 300)\n", errors

@@ -31,7 +31,7 @@ sys.exit(outcome.code)
 def run(*words: str, before=None, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {"PYTHONPATH": str(Path(ingot.__file__).parents[1]), **environment}
     command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, preexec_fn=before)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, preexec_fn=before)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])

@@ -161,7 +161,7 @@ def test_all_ranks_score_equally_many_rows_by_the_slowest_of_them(data):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert found == {0: (20, 10 + 8), 1: (20, 10 + 8)}
 
 

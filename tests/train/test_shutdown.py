@@ -26,7 +26,7 @@ with Shutdown() as shutdown:
 def twice(first: str, second: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), **environment}
     command = [sys.executable, "-c", TWICE, first, second]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
@@ -63,7 +63,7 @@ with Shutdown() as shutdown:
     print("still to be said", flush=True)
     os._exit(7 if shutdown.requested else 8)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 7
 
 
 def test_only_the_first_rank_answers(capfd):

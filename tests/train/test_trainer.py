@@ -52,9 +52,9 @@ class Meeting:
 
     def maximum(self, rank: int, values: Sequence[float]) -> list[float]:
         self.said[rank] = values
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
         answer = [max(column) for column in zip(*self.said.values(), strict=True)]
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
         return answer
 
 

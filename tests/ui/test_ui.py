@@ -316,7 +316,7 @@ def test_a_page_that_is_closed_is_forgotten(opened, folder):
     with Events(web) as events:
         events.loaded(1)
     watcher = web.app.state.watcher
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while watcher.pages:  # the server finds out that the page is gone when it next says something
         (folder / "old" / "state.json").touch()
         assert time.monotonic() < deadline
@@ -329,7 +329,7 @@ def test_the_server_ends_while_pages_are_open(opened, folder):
     with Events(web) as told, Events(web) as untold:
         told.loaded(2)
         web.server.should_exit = True
-        web.thread.join(60)
+        web.thread.join(300)
         has_ended = not web.thread.is_alive()
         web.server.force_exit = True
         tails = [page._answer.read()[-2:] for page in (told, untold)]

@@ -255,4 +255,4 @@ def test_open_serves_the_folder_until_interrupted(tmp_path: Path, python: Callab
         with urllib.request.urlopen(address + name) as answer:
             assert answer.headers.get_content_type() == kind
     program.send_signal(2)
-    assert program.wait(60) == 0 and program.stdout.read() == "ended\n"
+    assert program.wait(300) == 0 and program.stdout.read() == "ended\n"

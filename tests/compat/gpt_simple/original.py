@@ -143,7 +143,7 @@ def run_original(commands: Sequence[Sequence[str] | str], folder: Path) -> list[
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ran.returncode == 0 and "SAID" in ran.stdout, ran.stdout + ran.stderr
     return json.loads(ran.stdout.rpartition("SAID")[2])

@@ -245,7 +245,7 @@ with encoding.local_engine(ByteTokenizer(), 2) as encode:
     program.kill()
     program.wait()
     program.stdout.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while any(_is_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_is_alive(pid) for pid in workers)

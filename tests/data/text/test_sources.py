@@ -276,7 +276,7 @@ def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path)
         "print(sum(map(len, read_documents([Path(sys.argv[1])], 'text'))))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1])}
-    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, env=environment, timeout=300)
     assert (result.stdout, result.returncode) == ("180000000\n", 0), result.stderr
 
 
@@ -421,7 +421,7 @@ def ask(tmp_path):
         given = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", **variables}
         environment = {**os.environ, "PYTHONPATH": str(Path(ingot.__file__).parents[1]), **given}
         command = [sys.executable, "-c", program, *names]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
         return result.stdout.splitlines()
 

@@ -186,7 +186,7 @@ def ask(hub, tmp_path):
         }
         environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), **given}
         command = [sys.executable, "-c", CLIENT, *names]
-        result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+        result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
         return result.stdout.splitlines()
 
     return call

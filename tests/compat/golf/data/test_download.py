@@ -441,7 +441,7 @@ def start(folder, *words, script=None, before=None, **environment):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -499,7 +499,7 @@ def test_a_second_download_waits_for_the_first_and_fetches_nothing_twice(folder,
     second.start()
     eventually(lambda: folder.said("another download into"))
     fault.pause.set()
-    second.join(30)
+    second.join(300)
     code, out, err = finish(first)
     assert code == 0, err
     assert json.loads(out)["fetched_files"] == 5

@@ -208,11 +208,11 @@ def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_s
     folder.docs(TEXTS)
     folder.specs(BYTE)
     specs = tmp_path / "specs.json"
-    assert python(KILLED, folder.path, specs, "kill").wait(30) == -signal.SIGKILL
+    assert python(KILLED, folder.path, specs, "kill").wait(300) == -signal.SIGKILL
     assert not (folder / "manifest.json").exists()
     assert not (folder / "datasets/fineweb10B_byte260").exists()
     again = python(KILLED, folder.path, specs, "go on")
-    said, problem = again.communicate(timeout=30)
+    said, problem = again.communicate(timeout=300)
     assert (again.returncode, problem) == (0, "")
     assert "resuming after document 36" in said
     other = Folder(tmp_path / "other", TEXTS)
