@@ -135,10 +135,10 @@ def test_three_ranks_with_uneven_rows_and_dropout_go_on_bitwise(ingot: Ingot, da
     assert outcome(run) == outcome(tmp_path / "unbroken")
 
 
-def test_a_run_that_moves_from_one_rank_to_two_to_three_and_back_reads_the_same_data(ingot: Ingot, data, reference, until):
+def test_a_run_that_moves_to_two_three_and_four_ranks_sharded_or_not_reads_the_same_data(ingot: Ingot, data, reference, until):
     run = until(reference, 8)
-    for count, until_step in [(2, 12), (3, 20)]:
-        ranks = ingot.ranks(count, *train_words(data, run))
+    for count, parallel, until_step in [(2, "fsdp", 12), (3, "ddp", 16), (4, "fsdp", 20)]:
+        ranks = ingot.ranks(count, *train_words(data, run, training__parallel=parallel))
         ranks.first.said(f"step {until_step}/40")
         ranks.signal(signal.SIGTERM)
         assert ranks.end() == 0, ranks.stderr
