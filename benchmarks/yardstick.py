@@ -1,4 +1,4 @@
-"""Compare recipes on a corpus that anyone can build: 300 MB of documentation from packages of Debian 12 and PyPI.
+"""Compare recipes on a corpus that anyone can build: 312 MB of documentation from packages of Debian 12 and PyPI.
 
     python benchmarks/yardstick.py --corpus yardstick --seeds 1 2 3 --limit 580
 
