@@ -95,7 +95,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
         trainer.reporter.waiting("exporting")
         codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
         cut_short = shutdown.requested
-        if not cut_short:  # after an interrupted search the codes may exceed the size limit
+        if not cut_short:  # after an interrupted search, the quantised weights may exceed the size limit
             with writing(path):
                 report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
             if limit is not None and report.bytes > limit:

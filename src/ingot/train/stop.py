@@ -1,7 +1,7 @@
 """Stop conditions: training budget, signals, wall-clock limit and stop file, and their synchronisation over ranks.
 
-The first stop request makes the training loop save and exit. A SIGINT after that ends the process at once; other signals are
-ignored then, because schedulers repeat them.
+The first stop request makes the training loop save and exit. After that, a SIGINT ends the process at once, and
+other signals are ignored, because schedulers repeat them.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Shutdown:
         return self.reason
 
     def has_time(self, seconds: float) -> bool:
-        """Return True if there will still be time to save `seconds` from now."""
+        """Return True if, `seconds` from now, there will still be time for the last save."""
         limit = self._walltime
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
