@@ -37,7 +37,7 @@ TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # target number of steps: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
 SMALLEST = 2048  # minimum tokens per step: with 2,048, one core reached 2.499 bits per byte in 50 s; with 1,024, 2.540
-# Maximum number of epochs: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
+# Maximum number of epochs: on 27 KB of text, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
 # With OF_LITTLE and steps of 512 tokens instead of 2,048, the byte model (of width 32) reached 3.27 bits per byte after 8 epochs.
 MOST_PASSES = 8
 READ_PER_WEIGHT = 20.0  # training tokens per weight when data is scarce: halving the width then saved 0.03 bits per byte
@@ -139,7 +139,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
-    shape: dict[str, Any] = {}  # changes that adapt the recipe's model, which is timed, to the user's settings
+    shape: dict[str, Any] = {}  # makes the recipe's model, whose speed is measured, fit the user's settings
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])
     elif "model.heads" in own:

@@ -71,7 +71,7 @@ class Report:
     total_tokens: int | None  # None if the number of steps is not set
     output: Path | None
     size: Size | None
-    memory: int | None = None  # estimated bytes per rank
+    memory: int | None = None  # estimated memory per rank in bytes
     resume: dict[str, Any] | None = None
     runtime: dict[str, str] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
@@ -193,7 +193,7 @@ def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, 
     device, memory = config.training.device, host_bytes()
     on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
     if memory is not None and needed > memory and not on_gpu:
-        message = f"a rank needs about {_byte_count(needed)}, but this machine has {_byte_count(memory)}"
+        message = f"a rank needs about {_byte_count(needed)} of memory, but this machine has {_byte_count(memory)}"
         advice = "use a smaller model, lower {0} or set {1}"
         severity: Severity = "error" if state > memory else "warning"
         findings.add("model.memory", severity, message, MICRO_BATCH, CHECKPOINTING, advice=advice)

@@ -24,7 +24,7 @@ from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
 ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns the values to send, or None to send those of `numbers_of`
-Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values), close(failed)
 
 
 class Tracking(Reporter):

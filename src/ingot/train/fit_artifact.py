@@ -22,7 +22,7 @@ from ingot.runtime.tensors import TensorRecord
 
 K = 8.0  # value used for artifact.k=auto if there is no size limit
 EMBEDDING_K = 5.0
-EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of embedding tables with 8-bit codes
+EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of 8-bit embedding tables, in standard deviations
 MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any weight of a matrix exceeds it
 LARGEST_STEP = 1.0  # largest step size, in standard deviations of a row; larger steps retain almost no information
 TRIES = 5  # maximum number of attempts to bring the size to just below the limit

@@ -85,7 +85,7 @@ SAVES = 2  # number of saves that the reserve has to cover: the one in progress,
 class Walltime:
     """The wall-clock limit of a session: its end, the setting or variable it comes from, and the reserve for the last save."""
 
-    ends_at: float  # unix seconds
+    ends_at: float  # Unix time at which the session ends
     seconds: float  # duration of the whole session, which ends at `ends_at`
     source: str
     reserve: float | None = None  # seconds reserved for the last save; None: estimated from earlier saves
