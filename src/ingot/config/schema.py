@@ -89,7 +89,7 @@ class DataSection(Section):
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
         description="With data.sampling=stream, split a step's rows into this many equal parts, each starting one token after "
-        "the last target of the previous part. A list gives the numbers of rows of the parts and repeats until the step is full.",
+        "the last target of the previous part. A list gives the number of rows of each part; it repeats until the step is full.",
     )
     document_mask: bool = Field(
         False,
@@ -211,7 +211,7 @@ class OptimizerSection(Section):
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
         description="How Muon's weight decay changes over the budget, in addition to following the learning rate. constant: "
-        "not at all. falling: linearly to 0. rising: linearly to a quarter of its value halfway, then to 1.25 times its value.",
+        "not at all. falling: linearly to 0. rising: linearly to 0.25 times its value halfway, then linearly to 1.25 times it.",
     )
     muon_cautious: bool = Field(False, description="Decay only the weights that Muon's update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
@@ -288,7 +288,7 @@ class StageSection(Section):
         description="Tokens per row: data.seq_len or a divisor of it; at least one stage must use data.seq_len. null: "
         "data.seq_len.",
     )
-    rate: Rate = Field(1.0, description="Factor applied to all learning rates in this stage, on top of the schedule.")
+    rate: Rate = Field(1.0, description="Factor applied to all learning rates in this stage, in addition to the schedule.")
     rates: dict[str, Rate] = Field({}, description="Factors for the learning rates of parameter groups, such as {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
@@ -384,7 +384,7 @@ class TrainingSection(Section):
     cpu_offload: bool = Field(
         False,
         description="With fsdp and hsdp, keep weights, gradients and optimizer state in the memory of the host, and copy the "
-        "weights of one block at a time to the GPU. Needs optimizer adamw.",
+        "weights of one block at a time to the GPU. Needs optimizer.name=adamw.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
