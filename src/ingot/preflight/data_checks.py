@@ -86,7 +86,7 @@ class Findings(list[Finding]):
         return (BLOCKED if strict else WARNED) if any(finding.severity == "warning" for finding in self) else CLEAN
 
     def refuse(self) -> None:
-        """Raise the error of the first finding that keeps a run from starting, if there is one."""
+        """Raise the error of the first finding that keeps a run from starting; return if no finding does."""
         for finding in self:
             if finding.blocks:
                 kind, cause = KINDS.get(finding.code.partition(".")[0], ConfigError), finding.cause

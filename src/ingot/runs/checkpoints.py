@@ -28,7 +28,7 @@ from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
 VERSION, UNSHARDED = 2, 1  # in version 2, a tensor can have several parts; in version 1, every tensor has one
 PART_INDEX = "part-{:05d}.json"  # the index of one rank's part, until the first rank has merged it into checkpoint.json
-PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the others
+PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the other ranks
 
 Tensors = Mapping[str, list[TensorRecord]]
 
@@ -234,7 +234,7 @@ def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete the checkpoints that `to_keep` does not select, except the best one.
+    """Delete the checkpoints that `to_keep` does not select, except the best checkpoint.
 
     If a checkpoint cannot be deleted, the others are still deleted before OSError is raised.
     """

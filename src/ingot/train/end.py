@@ -52,7 +52,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 raise
     if unsaved is not None:
         raise unsaved  # raised only now, so that the score and the artifact are written even though the last save failed
-    # Synchronise the stop reason: an interrupted evaluation only tells the ranks that one of them received a stop request.
+    # Synchronise the stop reason: after an interrupted evaluation, ranks know only that one of them received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(

@@ -33,7 +33,7 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, because most failures show up there
+ALWAYS_LOGGED_STEPS = 10  # this many first steps are all logged, because most failures show up there
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 RANKS_EVERY = 100  # steps between records of each rank's speed
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
