@@ -1,4 +1,4 @@
-"""Ingot pre-trains small GPTs to the lowest bits per byte that a budget of seconds and bytes allows.
+"""Ingot pre-trains small GPTs to the lowest bits per byte that a limit on training time and model size allows.
 
 import ingot
 result = ingot.train(recipe="demo")

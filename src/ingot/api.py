@@ -31,9 +31,10 @@ def load(
     data: str | None = None,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a run folder, a checkpoint or an artifact; `dtype` casts its weights for generation.
+    """Load a model from a run folder, a checkpoint or an artifact; `dtype` casts the weights for generation.
 
-    `which` is `latest` or `best`. If the model lacks a tokenizer, pass `tokenizer` (name or file) or `data` (a data folder).
+    `which` selects the `latest` or `best` checkpoint of a run. If no tokenizer is stored with the model, pass `tokenizer` (a name
+    or file) or `data` (a prepared folder).
     """
     weights = open_weights(local_run(str(path)), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
@@ -76,7 +77,7 @@ def train(
     reporter: Reporter | None = None,
     **overrides: Any,
 ) -> TrainingResult:
-    """Train with the settings of a YAML file, a recipe, a Config or a dict; training={"max_steps": 10} overrides a setting.
+    """Train with the settings of a YAML file, a recipe, a Config or a dict; training={"max_steps": 10} overrides one setting.
 
     Progress is shown on stderr, unless `quiet` is set or a custom `reporter` is given.
     """

@@ -97,4 +97,4 @@ def test_a_probe_that_fails_on_one_rank_fails_on_all(data, tmp_path):
     ended = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     [finding] = json.loads(ended.stdout)["findings"]
-    assert finding["code"] == "runtime.probe.failed" and finding["message"] == "another rank could not take a step"
+    assert finding["code"] == "runtime.probe.failed" and finding["message"] == "a trial step failed on another rank"

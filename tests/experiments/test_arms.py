@@ -78,8 +78,8 @@ def test_a_grid_without_arms_is_refused(vary, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no arms"),
-        ("- a\n- b\n", "holds no arms"),
+        ("", "defines no arms"),
+        ("- a\n- b\n", "defines no arms"),
         ("a: 3\n", "the arm a needs settings below it"),
         ("a/b: {}\n", "is not a valid name of an arm"),
         (".: {}\n", "is not a valid name of an arm"),

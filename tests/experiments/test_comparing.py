@@ -178,9 +178,9 @@ def test_a_side_of_many_seeds_does_not_make_one_of_few_seem_enough(tmp_path, cap
 def test_sliding_scores_are_named_and_a_side_that_saw_more_before_its_tokens_is_told(tmp_path):
     slid = arm(tmp_path / "a", A, val_stride=32)
     both = compare(slid, arm(tmp_path / "b", B, val_stride=32))
-    assert both.notes == ("runs are scored sliding by 32: rows overlap, so scores are lower than without overlap",)
+    assert both.notes == ("rows overlap (sliding by 32), so scores are lower than they would be without overlap",)
     mixed = compare(slid, arm(tmp_path / "c", B))
-    assert mixed.notes[0].startswith("runs are scored sliding by 32 and by rows that do not overlap: one side has more")
+    assert mixed.notes[0].startswith("rows overlap differently (sliding by 32 and no overlap), so one side has more")
 
 
 def test_a_run_of_an_earlier_version_is_known_by_its_data_path(tmp_path):

@@ -63,7 +63,7 @@ def test_little_text_gets_a_smaller_model_and_an_early_end_and_is_told_so():
     steps, batch = few[0]["training.max_steps"], few[0]["training.tokens_per_step"]
     assert steps * batch <= MOST_PASSES * 30_000 and few[0]["model.width"] < choose(LAPTOP)[0]["model.width"]
     assert batch < choose(LAPTOP)[0]["training.tokens_per_step"] and few[0]["optimizer.muon_weight_decay"] == 1.0
-    assert "30,000 bytes are 30,000 tokens (bytes: too few to learn ids), read 8.0 times" in few[1][2]
+    assert "30,000 bytes are 30,000 tokens (bytes: too little text to train a BPE), read 8.0 times" in few[1][2]
     assert "more than 8 passes over so little data" in few[1][2] and "ends before its 90 s" in few[1][2]
     assert "weight decay is stronger" in few[1][2]
 
@@ -72,7 +72,7 @@ def test_three_lines_say_what_was_chosen_and_why():
     reasons = choose(LAPTOP)[1]
     assert [line.partition(":")[0] for line in reasons] == ["model", "batch", "data"]
     assert "37.0 GFLOP/s" in reasons[0] and "in rows of 64" in reasons[1]
-    assert "4,782,417 bytes are 1,790,000 tokens (2,048 learned ids), read" in reasons[2]
+    assert "4,782,417 bytes are 1,790,000 tokens (a BPE with 2,048 ids), read" in reasons[2]
     assert choose(replace(LAPTOP, tokenizer=None))[1][2].startswith("data: 1,790,000 tokens, read")
 
 
@@ -161,7 +161,7 @@ def test_text_without_a_tokenizer_gets_one_and_a_given_one_stays(load, tmp_path,
     told: list[str] = []
     resolved = resolve_auto(load(data__path=str(tmp_path / "mine.jsonl")), 1, told.append)
     assert resolved.config.data.tokenizer == "bpe:512" and resolved.origins["data.tokenizer"] == "recipe auto, measured"
-    assert "learned ids" in told[2]
+    assert "a BPE with" in told[2]
     resolved = resolve_auto(load(data__path=str(tmp_path / "mine.jsonl"), data__tokenizer="byte"), 1, told.append)
     assert resolved.config.data.tokenizer == "byte" and resolved.origins["data.tokenizer"] == "command line"
 

@@ -180,7 +180,7 @@ def test_gpt2_on_bytes_is_warned_about_its_idle_rows_and_its_passes():
     asked = load_config(recipe="gpt2", python={"data": {"path": "sample:shakespeare"}}, environment={}).config
     told = {finding.code: finding.render() for finding in validate(asked).findings if finding.severity == "warning"}
     assert told["model.idle_rows"] == (
-        "model.vocab_size=50,304, but the data has 260 ids: 50,044 rows of the embedding can never be used; "
+        "model.vocab_size=50,304, but the data has 260 ids: 50,044 rows of the embedding are never used; "
         "set model.vocab_size=null or prepare the text with --tokenizer gpt2"
     )
     assert told["data.repeated"].endswith(" times; lower training.max_steps or prepare more text")

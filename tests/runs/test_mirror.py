@@ -271,7 +271,7 @@ def test_urls_are_refused_where_a_path_is_needed(ingot: Ingot, data: Path, tmp_p
     assert "Protocol not known: nowhere" in one_line(refused)
     url = f"file://{tmp_path}/run"
     refused = ingot(*train_words(data, Path("x"), training__output_dir=url), "--force", code=2)
-    assert "--force deletes no files at a URL" in one_line(refused)
+    assert "--force cannot delete files at a URL" in one_line(refused)
     assert "is a URL" in one_line(
         ingot("sweep", "--recipe", "demo", "-o", url, "--vary", "optimizer.learning_rate=0.1,0.2", code=2)
     )

@@ -162,7 +162,7 @@ def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> 
         tracking.trackers["a broken one"] = (log, close)
         tracking.step(step_report(1), log=True)
         tracking.step(step_report(2), log=True)
-    assert said == ["a broken one failed and gets no more values: the network is gone; training continues"]
+    assert said == ["a broken one failed and receives no more values: the network is gone; training continues"]
     [path] = (tmp_path / "tensorboard").iterdir()
     assert [step for step, _ in events(path)] == [0, 1, 2]
 

@@ -114,7 +114,7 @@ def test_a_tokenizer_that_the_page_does_not_have_is_refused() -> None:
     for tokenizer in (sentencepiece, NumberTokenizer(10), from_json(json.dumps(normalised).encode())):
         with pytest.raises(ConfigError, match=r"--format web does not support this model's tokenizer .*it supports byte, char"):
             check_tokenizer(tokenizer.spec())
-    with pytest.raises(ConfigError, match="leave --no-tokenizer out"):
+    with pytest.raises(ConfigError, match="leave out --no-tokenizer"):
         check_tokenizer(None)
 
 

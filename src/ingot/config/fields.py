@@ -63,7 +63,7 @@ class SettingSpec:
             mapping = "mapping of names to numbers" if isinstance(part.get("additionalProperties"), dict) else "mapping"
             names = {"string": "text", "object": mapping, "array": f"list of {listed}"}
             signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-            # Bounds of 2**31 and more only prevent overflow and are not shown.
+            # Bounds of 2**31 and more only prevent overflow or rounding and are not shown.
             bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]
             kind = names.get(part.get("type", ""), part.get("type"))
             boolean = ["true", "false"] if kind == "boolean" else []
@@ -136,7 +136,7 @@ def suggest(path: str) -> list[str]:
 
 
 def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value of a config with its path, in the order of `settings`; a free-form mapping yields its entries."""
+    """Yield every value of a config with its path, in the order of `settings`; a free-form mapping is yielded entry by entry."""
 
     def walk(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         if isinstance(value, dict) and value:
@@ -151,7 +151,7 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def value_of(config: Config, setting: SettingSpec) -> Any:
-    """Return the value of a setting in a config; list entries become mappings that omit default values."""
+    """Return the value of a setting in a config; a list of sections becomes a list of dicts without default values."""
     section, _, name = setting.path.partition(".")
     value = getattr(getattr(config, section), name)
     return [item.model_dump(exclude_defaults=True) for item in value] if setting.items else value

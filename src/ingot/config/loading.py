@@ -23,12 +23,12 @@ from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data
 from ingot.errors import ConfigError, Setting
 
 SettingPath = tuple[str, ...]
-Problem = str | ConfigError  # a message with setting paths in its text, or an error with its settings as fields
+Problem = str | ConfigError  # a message whose text contains setting paths, or an error that stores its settings as fields
 
 
 @dataclass(frozen=True)
 class Given:
-    """The value that one source sets at a path. If several sources set the same path, the one with the highest level wins."""
+    """A value that one source sets at a path. If several sources set the same path, the value with the highest level wins."""
 
     path: SettingPath
     value: Any
@@ -41,7 +41,7 @@ class Given:
 
 
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
-    """Return the model family and the given values that are valid with it; append errors to `problems`.
+    """Return the model family and the given values that apply to it; append errors to `problems`.
 
     A source that selects a family discards values from lower sources for settings that this family does not have. Values from
     the same source or from higher sources must be for settings of the selected family.
@@ -74,7 +74,7 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
-    """Return the converted values as a nested dict, and the origin of each value; append errors to `problems`."""
+    """Return all values, converted, as a nested dict, and the origin of each value by path; append errors to `problems`."""
     tree: dict[str, Any] = {}
     origins: dict[SettingPath, str] = {}
     for item in sorted(given, key=lambda item: item.level):
@@ -138,7 +138,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             section, *rest = map(str, detail["loc"] or ("",))
-            path = (section, *(rest[1:] if section == "model" else rest))  # without the family that pydantic adds to model paths
+            path = (section, *(rest[1:] if section == "model" else rest))  # drop the family that pydantic adds to model paths
             setting_path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(setting_path if detail["type"] != "value_error" else (), []).append({**detail, "path": path})
     across = details.pop((), [])
@@ -154,7 +154,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         if len(path) == 4:
             value = value[int(path[2])][path[3]]
         problems.append(_mistake(setting, value, origin, details=mistakes))
-    if not problems:  # report checks across settings only if every value is valid on its own
+    if not problems:  # report cross-setting errors only if every value is valid on its own
         problems = [str(detail["ctx"]["error"]) for detail in across]
     # Raise one error for all problems, with each setting path in the messages replaced by a placeholder.
     named: list[Setting] = []
@@ -220,7 +220,7 @@ def find_recipe(name: str) -> Recipe:
     raise ConfigError(f"unknown recipe {name}{meant} the recipes are {', '.join(recipes)}")
 
 
-_Source = tuple[str, Mapping[str, Any]]  # the origin, and its values as a nested mapping
+_Source = tuple[str, Mapping[str, Any]]  # the name of a source, and the values it sets as a nested mapping
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Sources:
     python: Mapping[str, Any] | None = None
 
     def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        """Merge and validate all sources. Values in `measured` override the recipe, and the config file overrides both."""
+        """Merge and validate all sources. `measured` (what `--recipe auto` chose) overrides only the recipe and the defaults."""
         documents, name = _documents(self.recipe, self.file, measured or {})
         problems: list[Problem] = []
         family, given = settle_family(self._given(documents, problems), problems)
@@ -283,7 +283,7 @@ class Sources:
             [
                 (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(variables[name])})
                 for name in sorted(variables)
-                if name.startswith("INGOT_") and "__" in name  # INGOT_TRAINING__SEED sets training.seed
+                if name.startswith("INGOT_") and "__" in name  # for example, INGOT_TRAINING__SEED sets training.seed
             ],
             [("command line", words)],
             [("sweep", self.sweep or {})],
@@ -298,7 +298,7 @@ class Sources:
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
-    """Return the YAML documents to merge, bases before the files that build on them, and a name for the run."""
+    """Return the YAML documents to merge, each after its base, and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
     below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
@@ -311,7 +311,7 @@ def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[st
 
 
 def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Source]:
-    """Return the contents of a YAML file, preceded by those of all files in its chain of `base:` lines."""
+    """Return the contents of a YAML file, preceded by those of the recipe or file in its `base:` line, and so on recursively."""
     real = Path(os.path.realpath(path))
     if real in above:
         circle = " -> ".join(step.name for step in (*above, path))

@@ -37,13 +37,13 @@ def state_bytes(config: Config, size: Size) -> int:
 
 
 def replica_bytes(config: Config, vocab_size: int) -> int | None:
-    """Estimate the bytes of a rank that is not sharded: its state and one row, recomputed; None for a custom model."""
+    """Estimate the bytes that an unsharded rank needs: its state, and one row with recomputation; None for a custom model."""
     size = model_size(config, vocab_size)
     return None if size is None else state_bytes(config, size) + row_bytes(config, vocab_size, True)
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes of the input rows that one rank holds in memory: those of HELD_STEPS steps."""
+    """Return the bytes of the input rows that one rank holds in memory, which are the rows of HELD_STEPS steps."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
@@ -62,5 +62,5 @@ def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int
         return int(t.gradient_checkpointing)
     if memory is None or (size := model_size(config, vocab_size)) is None:
         return 0
-    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # with auto, it is enough that one row fits
+    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # with auto, the micro-batch can be as small as one row
     return int(state_bytes(config, size) + rows * row_bytes(config, vocab_size, False) > FULL * memory)

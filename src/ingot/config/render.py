@@ -26,7 +26,7 @@ def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
 
 
 def commented_yaml(config: Config, heading: str) -> str:
-    """Return a config as YAML that loads back, with the description, allowed values and default of each setting as comments."""
+    """Return a config as YAML that can be loaded, with each setting's description, allowed values and default in comments."""
 
     def comment(text: str, indent: str = "", hanging: str = "") -> str:
         start = f"{indent}# "
@@ -91,11 +91,11 @@ def _table(listed: Iterable[SettingSpec]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in listed:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        # `portable` lists the values of a model setting that other formats support; shown unless all formats support all values.
+        # `portable` lists the values of a model setting that each export format supports; shown if a format does not support all.
         targets: dict[str, list[str]] = {k: v for k, v in setting.schema.get("portable", {}).items() if v != "any"}
-        limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items()]
+        limits = [f"{' or '.join(map(str, values))} to {target}" for target, values in targets.items()]
         everything = all(set(values) >= set(setting.choices) for values in targets.values())
-        meaning = setting.description + ("" if everything else f" Portable: {', '.join(limits)}.")
+        meaning = setting.description + ("" if everything else f" Values that can be exported: {', '.join(limits)}.")
         cells = [f"`{setting.path}`", setting.allowed, default, meaning]
         rows.append("| " + " | ".join(re.sub(r"\||<(?=[a-z])", r"\\\g<0>", cell) for cell in cells) + " |")
     return "\n".join(rows)

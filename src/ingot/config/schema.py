@@ -44,12 +44,12 @@ class DataSection(Section):
         None,
         description="Tokenizer of the data: byte, char, bpe:N (byte-level BPE with N ids, trained on the training text), gpt2, a "
         "file (.model or tokenizer.json) or a name on the Hugging Face hub. null: byte for sample:shakespeare. A prepared "
-        "folder contains its tokenizer; if this setting names one too, both must be the same.",
+        "folder contains its tokenizer; if this setting also names a tokenizer, it must be the same.",
     )
     trust_tokens: bool = Field(
         False,
         description="true: accept token files of other programs without checking them; needed for random tokens or a lossy "
-        "tokenizer. false: reject them if decoding and re-encoding a sample does not reproduce the same tokens.",
+        "tokenizer. false: reject them if decoding and re-encoding a sample of their tokens changes it.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
@@ -62,8 +62,8 @@ class DataSection(Section):
     )
     overlap: Count = Field(
         0,
-        description="With data.sampling=pack or document, a document longer than a row is split into chunks; each repeats this "
-        "many tokens of the previous chunk as context, without predicting them again. At most half of data.seq_len.",
+        description="With data.sampling=pack or document, a document longer than a row is split into chunks. Each chunk but "
+        "the first begins with this many tokens of the previous one, as context only. At most half of data.seq_len.",
     )
     epochs: Positive | None = Field(None, description="End the run after this many epochs. null: repeat the data without limit.")
     mix: dict[str, Rate] = Field(
@@ -78,23 +78,23 @@ class DataSection(Section):
     )
     exhausted: Literal["halt", "renormalise"] = Field(
         "halt",
-        description="What to do when a bucket has been read data.epochs times and the mix still gives it weight. halt: save and "
+        description="What to do when a bucket has been read data.epochs times and the mix still draws from it. halt: save and "
         "end the run with the status `halted`. renormalise: distribute its weight over the other buckets.",
     )
     already_read: str | None = Field(
         None,
-        description="With data.sampling=pack or document, a file that lists documents to skip in the first epoch. When "
-        "`gpt-simple train` resumes a run of the original gpt-simple, it lists the documents already read in this file.",
+        description="With data.sampling=pack or document, a file that lists documents to skip in the first epoch. "
+        "`gpt-simple train` writes such a file when it resumes a run of the original gpt-simple, to list what that run has read.",
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
         description="With data.sampling=stream, split a step's rows into this many equal parts, each starting one token after "
-        "the last target of the previous part. A list gives the number of rows of each part; it is repeated to fill the step.",
+        "the last target of the previous part. A list gives the number of rows of each part; it repeats until the step is full.",
     )
     document_mask: bool = Field(
         False,
-        description="Tokens attend only within their own document, in training and in evaluation. false: they attend to all "
-        "earlier tokens of the row.",
+        description="Each token attends only to its own document, in training and in evaluation. false: to all earlier tokens of "
+        "the row.",
     )
     seed: Seed = Field(1337, description="Random seed of the data order; training.seed is used for everything else.")
 
@@ -102,10 +102,10 @@ class DataSection(Section):
 class EvaluationSection(Section):
     """Evaluation of the model during and after training."""
 
-    every: Count = Field(0, description="Steps between evaluations. 0: only those of evaluation.points and the final one.")
+    every: Count = Field(0, description="Steps between evaluations. 0: only those set by evaluation.points, at_start and at_end.")
     points: Count = Field(
         0,
-        description="Number of evaluations spread evenly over budget.seconds, including the final one. 0: only evaluation.every.",
+        description="Number of evaluations spread evenly over budget.seconds, including the final one. 0: use evaluation.every.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
@@ -117,13 +117,13 @@ class EvaluationSection(Section):
     final_rows: Positive | Literal["auto"] | None = Field(
         "auto",
         description="Number of rows, evenly spaced over the validation split, to score in the final evaluation and for the "
-        "artifact. null: all rows. auto: all rows, unless budget.seconds is set without budget.artifact_bytes and scoring all "
-        "rows would take longer than both 10 seconds and half of the budget; the number of rows is then limited to fit in the "
-        "longer of these two times. Evaluations during training are limited in the same way and together take at most as long "
-        "as the training. Reports state if a score covers only part of the rows.",
+        "artifact. null: all rows. auto: all rows or, if budget.seconds is set without budget.artifact_bytes, at most as many as "
+        "can be scored in half of budget.seconds, or in 10 seconds if that is longer. Evaluations during training then have "
+        "the same limit, and some are skipped if evaluation would take longer in total than the training plus this limit. "
+        "Reports state if a score covers only part of the rows.",
     )
     train_rows: Positive | None = Field(
-        None, description="Number of training rows to score as well at every evaluation. null: none."
+        None, description="Number of training rows to score at every evaluation, besides the validation rows. null: none."
     )
     whole_rows: bool = Field(
         False, description="Skip the last validation row if the text does not fill it. false: score every token of the split."
@@ -137,8 +137,8 @@ class EvaluationSection(Section):
     micro_batch: Positive = Field(64, description="Rows per forward pass of an evaluation, on one rank.")
     bytes: Literal["text", "pieces"] = Field(
         "text",
-        description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: bytes "
-        "of the tokenizer's pieces, as the golf challenge counts them. If the two counts differ, the run reports both scores.",
+        description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: sum "
+        "of the byte lengths of all target tokens, as in the golf challenge. If the counts differ, the run reports both scores.",
     )
     sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
@@ -180,7 +180,7 @@ class GroupSection(Section):
     )
     beta1: Momentum | None = Field(None, description="Decay of AdamW's first moment. null: optimizer.beta1.")
     beta2: Momentum | None = Field(None, description="Decay of AdamW's second moment. null: optimizer.beta2.")
-    epsilon: Rate | None = Field(None, description="Added to the square root of AdamW's second moment. null: optimizer.epsilon.")
+    epsilon: Rate | None = Field(None, description="Epsilon of AdamW. null: optimizer.epsilon.")
 
 
 class OptimizerSection(Section):
@@ -202,7 +202,7 @@ class OptimizerSection(Section):
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors with two or more dimensions.")
     beta1: Momentum = Field(0.9, description="Decay of AdamW's first moment, a running mean of gradients.")
     beta2: Momentum = Field(0.95, description="Decay of AdamW's second moment, a running mean of squared gradients.")
-    epsilon: Rate = Field(1e-8, description="Added to the square root of AdamW's second moment.")
+    epsilon: Rate = Field(1e-8, description="Epsilon of AdamW, added to the square root of the second moment.")
     clip_norm: Rate = Field(
         1.0, description="Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
     )
@@ -211,7 +211,7 @@ class OptimizerSection(Section):
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
         description="How Muon's weight decay changes over the budget, in addition to following the learning rate. constant: "
-        "not at all. falling: linearly to 0. rising: to 0.25 times its value halfway, then to 1.25 times its value at the end.",
+        "not at all. falling: linearly to 0. rising: linearly to 0.25 times its value halfway, then linearly to 1.25 times it.",
     )
     muon_cautious: bool = Field(False, description="Decay only the weights that Muon's update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
@@ -238,14 +238,14 @@ class OptimizerSection(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="Keep an exponential moving average of the weights with this decay per step; evaluation, samples and the "
-        "exported model use it. null: no average.",
+        "exported model use this average. null: no average.",
     )
     schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
         description="Learning rate after the warm-up. constant: the peak throughout. cosine: down to the floor at step "
-        "decay_steps. wsd: constant, then linear to the floor over the last decay_steps. budget: the same over the last "
-        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: like wsd; if "
-        "budget.seconds is set, the decay takes the last decay_steps times the average step time of the budget.",
+        "decay_steps. wsd: constant, then linear to the floor over the last decay_steps. budget: constant, then linear to the "
+        "floor over the last decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: like wsd, "
+        "but if budget.seconds is set, the decay takes the time of decay_steps steps at the average step time so far.",
     )
     warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
@@ -253,12 +253,14 @@ class OptimizerSection(Section):
         description="Length of the decay in steps. cosine: from the start of the run (null: training.max_steps). wsd: at the end "
         "of the run (null: a fifth of training.max_steps). warmdown: at the end of the run.",
     )
-    decay_fraction: Fraction = Field(0.5, description="Fraction of the budget over which schedule=budget lowers the rate.")
+    decay_fraction: Fraction = Field(
+        0.5, description="Final fraction of the budget over which schedule=budget decays the learning rate."
+    )
     floor: Fraction = Field(0.1, description="Final learning rate as a fraction of its peak.")
     groups: list[GroupSection] = Field(
         [],
-        description="Parameter groups, selected by name, each with its own optimizer and learning rate. Parameters that match no "
-        "group are grouped by kind (such as embedding, head and matrix).",
+        description="Parameter groups, selected by parameter names, each with its own optimizer and learning rate. Parameters "
+        "that match no group are grouped by kind (such as embedding, head and matrix).",
     )
 
     @property
@@ -282,9 +284,11 @@ class StageSection(Section):
         None, description="Tokens per step, a multiple of data.seq_len. null: training.tokens_per_step."
     )
     seq_len: Positive | None = Field(
-        None, description="Tokens per row: data.seq_len or a divisor of it; one stage must use data.seq_len. null: data.seq_len."
+        None,
+        description="Tokens per row: data.seq_len or a divisor of it; at least one stage must use data.seq_len. null: "
+        "data.seq_len.",
     )
-    rate: Rate = Field(1.0, description="Factor applied to all learning rates in this stage, on top of the schedule.")
+    rate: Rate = Field(1.0, description="Factor applied to all learning rates in this stage, in addition to the schedule.")
     rates: dict[str, Rate] = Field({}, description="Factors for the learning rates of parameter groups, such as {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
@@ -303,13 +307,14 @@ class TrainingSection(Section):
         "this number, the micro-batch and the number of ranks.",
     )
     stages: list[StageSection] = Field(
-        [], description="Stages, one after another, with their own batch size, row length and learning rates. Empty: one stage."
+        [],
+        description="Stages of the run, in order, each with its own batch size, row length and learning rates. Empty: one stage.",
     )
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
-        description="Rows per forward pass on one rank. auto: on a GPU, Ingot times all of a step's rows at once, half of them, "
-        "a quarter and so on, and uses the smallest micro-batch that is about as fast as the fastest; elsewhere, at most "
-        "16,384 tokens.",
+        description="Rows per forward pass on one rank. auto: on a GPU, Ingot times a micro-batch of all rows of a step, of "
+        "half of them, a quarter and so on, and uses the smallest that is about as fast per row as the fastest; on other "
+        "devices, as many rows as fit in 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Random seed of the initial weights and of dropout.")
     device: str = Field("auto", description="Device to use: cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
@@ -335,8 +340,8 @@ class TrainingSection(Section):
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
-        description="Record the forward and backward pass of a compiled model as CUDA graphs, on one CUDA device: short steps "
-        "then do not wait for kernel launches, but take more memory. auto: for steps of at most 32,768 tokens and built-in "
+        description="Record the forward and backward pass of a compiled model as CUDA graphs (single GPU only): short steps then "
+        "do not wait for kernel launches, but the run takes more memory. auto: for steps of at most 32,768 tokens and built-in "
         "models of up to 200 million parameters, unless stages, document_mask or deterministic is used.",
     )
     deterministic: bool = Field(
@@ -366,27 +371,27 @@ class TrainingSection(Section):
     )
     later_targets: list[Annotated[float, Field(gt=0)]] = Field(
         [],
-        description="Loss weights of the second, third, ... next token, which the same logits are also trained to predict. The "
-        "weights fall linearly to 0 at the end of the last but one stage, so this needs training.stages. Losses are reported "
-        "without these terms.",
+        description="Loss weights of additional targets: the logits are also trained to predict the second, third, ... token "
+        "ahead. The weights fall linearly to 0 by the end of the second-to-last stage, so this needs training.stages. Reported "
+        "losses do not include these targets.",
     )
     parallel: Literal["auto", "ddp", "fsdp", "hsdp"] = Field(
         "auto",
-        description="How the model is spread over ranks. ddp: every rank holds all of it. fsdp: weights, gradients and optimizer "
-        "state are divided among all ranks. hsdp: among the ranks of each node. auto: ddp if an estimated three quarters of a "
-        "rank's memory are enough for it, else fsdp on one node and hsdp on several; always ddp for a custom model.",
+        description="How the model is spread over ranks. ddp: every rank holds the whole model. fsdp: weights, gradients and "
+        "optimizer state are divided among all ranks. hsdp: among the ranks of each node. auto: ddp if it is estimated to need "
+        "at most three quarters of a rank's memory, else fsdp on one node and hsdp on several; always ddp for a custom model.",
     )
     cpu_offload: bool = Field(
         False,
         description="With fsdp and hsdp, keep weights, gradients and optimizer state in the memory of the host, and copy the "
-        "weights of one block at a time to the GPU. Needs optimizer adamw.",
+        "weights of one block at a time to the GPU. Needs optimizer.name=adamw.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="Recompute activations in the backward pass, which takes less memory and a third more time. true: keep only "
         "the inputs of blocks and recompute the rest. A number k: do so only in every k-th block (MLX: in every block). auto: "
-        "in every block if a micro-batch would otherwise take more than an estimated three quarters of the device's memory; "
-        "never for a custom model.",
+        "in every block if training is estimated to need more than three quarters of the device's memory otherwise; never for a "
+        "custom model.",
     )
     ddp_python_reducer: bool = Field(
         False,
@@ -406,8 +411,8 @@ class TrainingSection(Section):
     )
     priming_steps: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = Field(
         "auto",
-        description="Warm-up steps that are run and undone before the clock starts, so that compilation does not count against "
-        "the budget. auto: 2 if the model is compiled, else 0.",
+        description="Warm-up steps that are run and undone before the training time is counted, so that compilation does not use "
+        "up budget.seconds. auto: 2 if the model is compiled, else 0.",
     )
     weights: str | None = Field(
         None,
@@ -426,7 +431,8 @@ class TrainingSection(Section):
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Time limit of this session in seconds, including start-up, evaluation and the last save. null: the "
-        "time left until SLURM_JOB_END_TIME, else INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
+        "time left until SLURM_JOB_END_TIME if this environment variable is set, else the seconds in INGOT_MAX_RUNTIME or "
+        "GPT_SIMPLE_MAX_RUNTIME, else no limit.",
     )
     walltime_reserve_seconds: Rate | None = Field(
         None,
@@ -437,8 +443,8 @@ class TrainingSection(Section):
     save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: only save_every applies.")
     keep_last: Positive | None = Field(
         2,
-        description="Number of most recent regular checkpoints to keep. The best checkpoint, milestones and the last checkpoints "
-        "saved at a stop and at the end of the run are always kept. null: keep all.",
+        description="Number of the most recent periodic checkpoints to keep. The best one, milestones, the newest one saved at a "
+        "stop and the one saved at the end of the run are always kept. null: keep all.",
     )
     keep_every: Count = Field(
         0, description="Checkpoints at multiples of this step count are milestones, which are never deleted. 0: no milestones."
@@ -446,7 +452,7 @@ class TrainingSection(Section):
 
 
 class BudgetSection(Section):
-    """Limits on the cost of the run."""
+    """Limits on training time and on the size of the artifact."""
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -456,7 +462,7 @@ class BudgetSection(Section):
     overshoot: bool = Field(
         False, description="Finish the step during which the time runs out. false: never start a step that would not end in time."
     )
-    artifact_bytes: Positive | None = Field(None, description="Maximum size of the exported model in bytes. null: no limit.")
+    artifact_bytes: Positive | None = Field(None, description="Maximum size of the artifact in bytes. null: no limit.")
 
 
 class ArtifactSection(Section):
@@ -467,7 +473,7 @@ class ArtifactSection(Section):
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
         description="How the weights are stored. none: unquantised, in artifact.dtype. int8: large matrices as int8 with one "
-        "scale per row. int8-golf: the same with the golf challenge's rule: scales of at least 1/127. std: weights are "
+        "scale per row. int8-golf: like int8, but no scale is below 1/127, as in the golf challenge. std: weights are "
         "rounded to artifact.bits bits, with a step size proportional to the standard deviation of the row. gptq: the same "
         "step sizes, but rounding minimises the change in the outputs of each matrix on training text.",
     )
@@ -475,8 +481,8 @@ class ArtifactSection(Section):
     k: StdMultiple | Literal["auto"] = Field(
         "auto",
         description="Clipping range of quantised matrices, in standard deviations of the row (quantisers std and gptq only): a "
-        "smaller k means finer steps and a larger file. auto: the finest steps for which the file fits in "
-        "budget.artifact_bytes, with more bits than artifact.bits if too many weights would be clipped; 8 without a size limit.",
+        "smaller k means finer steps and a larger file. auto: the finest steps for which the file fits in budget.artifact_bytes, "
+        "with more bits than artifact.bits if too many weights would be clipped; k = 8 if there is no limit.",
     )
     embedding_bits: int = Field(8, ge=2, le=8, description="Like artifact.bits, for embeddings, lookup tables and the head.")
     embedding_k: StdMultiple | Literal["auto"] = Field(

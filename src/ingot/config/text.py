@@ -49,7 +49,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else key)
             return node
 
-    Loader.yaml_implicit_resolvers = {  # only `null` and the merge key `<<` are still recognised
+    Loader.yaml_implicit_resolvers = {  # of the implicit types, keep only null and the merge key `<<`
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -28,7 +28,7 @@ ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
 BYTES = "evaluation.bytes"
 MAX_SCORE = 1e6  # in nats or bits per byte; a larger score is treated as invalid
-LEVEL = 0.01  # significance level: a comparison with a smaller p-value is settled
+LEVEL = 0.01  # significance level: a difference is significant if its p-value is smaller
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Scored:
     path: Path
     score: float
     seeds: tuple[int, ...]
-    data: str  # fingerprint of the data
+    data: str  # fingerprint (hash) of the prepared data
     text_bytes: int | None  # size of the validation text in bytes; None if only part of it was scored
-    part: str  # description of the part of the text that was scored; empty if all of it was
-    sliding: str  # description of overlapping rows, empty if rows do not overlap
+    part: str  # describes which part of the text was scored; empty if the whole text was scored
+    sliding: str  # describes how far rows overlap; empty if they do not overlap
     settings: dict[str, Any]  # all settings that affect the result, except the seeds
 
 
@@ -50,7 +50,7 @@ Reader = Callable[[Path, ScoreName], Scored]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two groups of runs being compared, with its scores."""
+    """One of the two groups of runs that are compared, with the mean and standard deviation of its scores."""
 
     runs: list[Scored]
     scores: list[float]
@@ -72,12 +72,12 @@ class Comparison:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare two groups of runs, read with `read` (default: `read_scored`); raise ConfigError if scores are not comparable."""
+    """Compare the scores of two groups of runs; raise ConfigError if they are not comparable. `read` reads the score of a run."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
-        raise ConfigError(f"{min(both)} is given on both sides, which must be independent; remove it from one side")
-    for run in runs[1:]:  # scores are not comparable if texts, tokens (for val_loss) or byte counts differ
+        raise ConfigError(f"{min(both)} is given on both sides, but the sides must be independent; remove it from one of them")
+    for run in runs[1:]:  # scores on different texts, tokens (val_loss) or byte counts are not comparable
         same_text = run.text_bytes is not None and run.text_bytes == runs[0].text_bytes and score != "val_loss"
         counted = [side.settings.get(BYTES) for side in (runs[0], run)]
         if not same_text and score != "val_loss" and counted[0] != counted[1]:
@@ -98,12 +98,12 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     first, second = (side.runs[0].settings for side in sides)
     differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
-    kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
+    kinds = list(dict.fromkeys(run.sliding or "no overlap" for run in runs))
     notes = [f"scores do not cover all validation text ({parts}); evaluation.final_rows=null scores all of it"] * bool(parts)
     if len(kinds) > 1:
-        notes.append(f"runs are scored {' and '.join(kinds)}: one side has more context; use the same evaluation.stride")
+        notes.append(f"rows overlap differently ({' and '.join(kinds)}), so one side has more context; use one evaluation.stride")
     elif runs[0].sliding:
-        notes.append(f"runs are scored {kinds[0]}: rows overlap, so scores are lower than without overlap")
+        notes.append(f"rows overlap ({kinds[0]}), so scores are lower than they would be without overlap")
     return Comparison(*sides, test, more, differing, tuple(notes), sides[1].mean - sides[0].mean)
 
 
@@ -120,7 +120,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
-    if score != "artifact_bpb" and at not in (None, steps):  # None in results of older versions
+    if score != "artifact_bpb" and at not in (None, steps):  # result.json of older versions has no val_step
         raise CheckpointError(
             f"{path} has the {score} of step {at}, not of its last step {steps}; train it with evaluation.at_end=true"
         )
@@ -131,7 +131,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
         text_bytes = evaluations[-1].get("bytes") if (evaluations := run.series.read().evaluations) else None
-    data = result.get("data_fingerprint") or settings.get("data.path")  # older versions stored no fingerprint
+    data = result.get("data_fingerprint") or settings.get("data.path")  # older versions did not record a fingerprint
     return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
 
 
@@ -149,7 +149,7 @@ def verdict(comparison: Comparison) -> str:
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     if len(paths) < 2:
         only = f"only {paths[0]}" if paths else "no run"
-        raise ConfigError(f"one side of the comparison has {only}: give runs of at least two seeds on each side")
+        raise ConfigError(f"one side of the comparison has {only}: give runs with at least two seeds on each side")
     runs = [read(path, score) for path in paths]
     for run, other in combinations(runs, 2):
         if run.seeds == other.seeds:
@@ -166,12 +166,12 @@ def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     return Side(runs, scores, statistics.fmean(scores), statistics.stdev(scores))
 
 
-# Grouping runs by settings, for the report and the live page.
+# Grouping runs by settings, for `ingot report` and the web page of `ingot ui`.
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """A run, finished or not: name, folder, settings that affect the result, and last score."""
+    """A run, finished or not, with its last score; `settings` are the settings that affect the result."""
 
     name: str
     path: Path
@@ -228,7 +228,7 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
 
 
 def tested(groups: Sequence[SeedGroup]) -> list[tuple[SeedGroup, SeedGroup, str]]:
-    """Return every pair of groups with the verdict of their comparison, or the error if they cannot be compared."""
+    """Compare every pair of groups; return each pair with the verdict, or with the error message if it cannot be compared."""
     read, tests = cache(read_scored), []
     for a, b in combinations(groups, 2):
         try:

@@ -137,7 +137,7 @@ def plan_trials(
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Raise an error if the arms would be scored on different texts or in different units; their tokenizers may differ."""
+    """Raise an error if the scores of the arms would not be comparable; tokenizers may differ as long as the text is the same."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation
@@ -167,7 +167,7 @@ def _read_arms(file: Path) -> Arms:
     with readable(file, ConfigError):
         tree = parse_yaml(file.read_text(encoding="utf-8-sig"), str(file))
     if not isinstance(tree, dict) or not tree:
-        raise ConfigError(f"--arms {file} holds no arms; write each as a name with its settings below it, such as `plain: {{}}`")
+        raise ConfigError(f"--arms {file} defines no arms; write each as a name with settings below it, such as `plain: {{}}`")
     for name, settings in tree.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -196,7 +196,7 @@ def _shown(value: Any) -> str:
 
 TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # output file of a run's process; not seed-*, which is the name of a run's folder
+OUTPUT = "output-{}.txt"  # output file of a run's process; its name must not match seed-*, the names of run folders
 
 EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error, if it failed
 
@@ -205,7 +205,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
     """Run all incomplete trials; return errors by run folder. `tick` is called every second while a trial runs."""
     errors = {}
     for trial in trials:
-        if completed_result(trial.config, require_files=False) is not None:  # only the score is needed: files may be missing
+        if completed_result(trial.config, require_files=False) is not None:  # other files of the run may be missing
             continue
         tick(trial)
         if (error := train_apart(trial, tick)) is not None:
@@ -243,7 +243,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
 
 @cache
 def _processes(device: str) -> Any:
-    """Return the multiprocessing context; on Linux, it forks from a server that has imported the framework but used no device."""
+    """Return the multiprocessing context; on Linux, it forks each run from a server process that has imported the framework."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     forks = multiprocessing.get_context("forkserver")

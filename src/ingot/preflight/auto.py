@@ -1,9 +1,9 @@
-"""`--recipe auto`: choose vocabulary, model shape, batch, row length and epochs from a short measurement and the data's size.
+"""`--recipe auto`: choose vocabulary, model shape, batch, row length and epochs from a speed measurement and the data's size.
 
-A budget of F floating-point operations trains N parameters on T tokens with F = 6 N T, and T near 5 N is best. That gives 330,000
-parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, close to the best sizes measured. The
-vocabulary grows with the model, unless it is already chosen: tokens of three bytes instead of one helped more than anything else
-on a CPU. All choices are ordinary settings of the recipe, and the user's settings override them.
+A budget of F floating-point operations trains N parameters on T tokens with F = 6 N T, and T of about 5 N is best. That gives
+330,000 parameters for 90 seconds on two CPU cores and 51 million for 300 seconds on an H200, close to the best sizes measured.
+The vocabulary grows with the model, unless the data or the user sets it: on a CPU, using tokens of three bytes instead of one
+improved the score more than anything else. The choices replace values of the recipe, and the user's settings override them.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
 # In 22.5 s on two cores, 3 tokens per weight reached 2.324 bits per byte, 1 reached 2.352 and 11 reached 2.360: about 4 is best.
-# Of the two models of the recipe frontier, the larger one is better after 300 s on an H200; it trains on 6 tokens per weight.
+# After 300 s on an H200, the larger of two models of the recipe frontier was better; it had seen 6 tokens per weight.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # target number of steps: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
-SMALLEST = 2048  # minimum tokens per step: in 50 s one core reached 2.499 bits per byte, and 2.540 with half as many tokens
-# Maximum number of epochs: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
+SMALLEST = 2048  # minimum tokens per step: with 2,048, one core reached 2.499 bits per byte in 50 s; with 1,024, 2.540
+# Maximum number of epochs: on 27 KB of text, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
 # With OF_LITTLE and steps of 512 tokens instead of 2,048, the byte model (of width 32) reached 3.27 bits per byte after 8 epochs.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens read per weight when data is scarce; half the width then saved 0.03 bits per byte
+READ_PER_WEIGHT = 20.0  # training tokens per weight when data is scarce: halving the width then saved 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
 GPU_UTILISATION = 0.33  # share of the matmul rate reached in training: 1.5 M tokens/s with 28 M weights on an H200 at 782 TFLOP/s
 PROBE_SECONDS = 1.5  # without a GPU, training steps are timed for this long
 # Best vocabulary for this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42, bytes 2.55.
-# The models of the recipe frontier have 8,192 ids, so the vocabulary size grows with the fourth root of the number of weights.
+# The much larger models of the recipe frontier have 8,192 ids, hence a vocabulary that grows with the fourth root of the weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
-# Settings for training a wide model on long rows for thousands of steps, as in golf/frontier; the recipe suits a small model.
+# Settings for training a wide model on long rows for thousands of steps, as in golf/frontier; auto.yaml suits a small model.
 ON_A_GPU: dict[str, Any] = {
     "model.pattern": "SSSSL", "model.softcap": 15.0,
     "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
@@ -64,7 +64,7 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices depend on: the machine and its speed, the time budget, and the data."""
+    """The facts on which the choices depend: the machine and its speed, the time budget, and the data."""
 
     device: str  # name of the device
     on_gpu: bool
@@ -118,9 +118,9 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
     settings |= {"data.tokenizer": facts.tokenizer} if facts.tokenizer else {}
     text = f"{facts.tokens:,} tokens"
     if facts.tokenizer is not None:
-        learned = f"{facts.vocab_size:,} learned ids" if facts.tokenizer != "byte" else "bytes: too few to learn ids"
+        learned = f"a BPE with {facts.vocab_size:,} ids" if facts.tokenizer != "byte" else "bytes: too little text to train a BPE"
         text = f"{facts.bytes:,} bytes are {text} ({learned})"
-    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
+    order = "documents are reshuffled and cut into new rows each time" if redrawn else "rows are shuffled"
     little = (
         f"; more than {MOST_PASSES} passes over so little data lead to memorising, so the model has {weights:,} weights "
         f"instead of {wanted:,.0f}, weight decay is stronger, and the run ends before its {facts.seconds:g} s are over"
@@ -134,12 +134,12 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
 
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
-    """Return the config of `--recipe auto`, which replaces only recipe values. A resumed run keeps its choices unless `fresh`."""
+    """Return the config with the choices of `--recipe auto`. A resumed run keeps its earlier choices unless `fresh` is set."""
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
-    shape: dict[str, Any] = {}  # changes that adapt the recipe's model, which is timed, to the user's settings
+    shape: dict[str, Any] = {}  # makes the recipe's model, whose speed is measured, fit the user's settings
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])
     elif "model.heads" in own:
@@ -172,7 +172,7 @@ def _facts(config: Config) -> Facts:
     on_gpu = device.kind not in ("cpu", "mlx")
     if on_gpu:
         name, rate = device.name, GPU_UTILISATION * measure_flops(device)
-    else:  # time training steps of the recipe's model
+    else:  # measure the speed by timing training steps of the recipe's model
         vocab_size = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
         with closing(open_backend(config, vocab_size, Ranks())) as backend:  # closed so that its threads end
             plan = shapes(config)[0]

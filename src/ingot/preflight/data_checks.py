@@ -1,6 +1,6 @@
 """Preflight findings, and the data checks: can the data be opened, and does it have the named buckets and enough tokens?
 
-Each finding has a code with a fixed meaning (see docs/validate.md). An error or a budget finding keeps a run
+Each finding has a code with a fixed meaning (see docs/validate.md). A finding of severity `error` or `budget` keeps a run
 from starting. A folder of buckets is checked file by file, so that all missing files are reported at once. Other data is opened
 as in training. JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
 """
@@ -86,7 +86,7 @@ class Findings(list[Finding]):
         return (BLOCKED if strict else WARNED) if any(finding.severity == "warning" for finding in self) else CLEAN
 
     def refuse(self) -> None:
-        """Raise the error of the first finding that keeps a run from starting, if there is one."""
+        """Raise the error of the first finding that keeps a run from starting; return if no finding does."""
         for finding in self:
             if finding.blocks:
                 kind, cause = KINDS.get(finding.code.partition(".")[0], ConfigError), finding.cause
@@ -164,7 +164,8 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if problem is not None and problem.code == "data.path.missing":  # this finding's advice covers data and tokenizer
+            # Report a missing path too: the advice of that finding covers both the data and the tokenizer.
+            if problem is not None and problem.code == "data.path.missing":
                 findings.append(problem)
             problem = Finding("tokenizer.load_failed", "error", error)
     if problem is not None:
@@ -213,7 +214,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     if not any(mixes) or not facts.splits:
         return
     codes = [finding.code.split(".") for finding in findings if finding.blocks]
-    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # already reported
+    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # buckets already reported
     present = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str]()
     if unknown := sorted(set[str]().union(*mixes) - damaged - present):
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
@@ -224,16 +225,16 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
 
 
 def check_files(facts: RunData, world_size: int, workers: int | None, findings: Findings) -> None:
-    """Add gpt-simple's findings about buckets with too few files; in Ingot this is no problem, because ranks share rows."""
+    """Add gpt-simple's findings about buckets with too few files; Ingot allows this, because ranks share rows, not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
         return
     name = min(counts, key=counts.__getitem__)
     if counts[name] < world_size:
-        message = f"bucket {name} has {counts[name]} files for {world_size} ranks; this is fine in Ingot, where ranks share rows"
+        message = f"bucket {name} has {counts[name]} files for {world_size} ranks, which Ingot allows because ranks share rows"
         findings.add("data.shards.fewer_than_world", "info", message)
     elif workers > counts[name] // world_size:
-        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} can feed; Ingot ignores it"
+        message = f"the {counts[name]} files of bucket {name} cannot feed num_workers={workers}; Ingot ignores num_workers"
         findings.add("data.num_workers.will_clamp", "warning", message)
 
 
@@ -295,8 +296,8 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
         tokens = buckets[name].tokens if name in buckets else None
         if epochs is not None and tokens is not None and demand > epochs * tokens:
             supply = epochs * tokens
-            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, {count(demand - supply)} too many"
-            then = "the run would halt at that point" if halts else "the other buckets then share its weight"
+            message = f"{{0}} reads {count(demand)} tokens of bucket {name}, {count(demand - supply)} more than it supplies"
+            then = "the run would halt when this bucket is exhausted" if halts else "the other buckets then share its weight"
             findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
     demand = sum(phase.tokens for phase in config.data.phases)
     if total is not None and abs(total - demand) > TOLERANCE * demand:

@@ -28,11 +28,11 @@ GIB = 2**30
 PER_NODE = 8  # GPUs of one node, connected by NVLink or PCIe
 USABLE = 0.93  # fraction of a GPU's memory that tensors can use; the rest is CUDA's context and fragmentation
 BUS_EFFICIENCY = 0.8  # fraction of a link's data-sheet rate that large collectives reach
-TOKENS_PER_PARAMETER = 20  # compute-optimal (Hoffmann et al., 2022)
-# Fraction of the peak rate that everything but attention reaches in compiled runs, by width; measured: 512 and 768.
+TOKENS_PER_PARAMETER = 20  # compute-optimal number of training tokens per parameter (Hoffmann et al., 2022)
+# Fraction of the peak FLOP rate that compiled models reach outside attention, by model width; measured only for 512 and 768.
 EFFICIENCY = {512: 0.46, 768: 0.57, 1024: 0.59, 2048: 0.63, 4096: 0.66}
-ATTENTION_EFFICIENCY = 0.35  # fraction for causal attention, by its FLOPs without masked scores
-OPTIMIZER_BYTES = 56  # memory traffic of the optimizer, per parameter: read and written twice, as measured
+ATTENTION_EFFICIENCY = 0.35  # fraction of the peak FLOP rate that causal attention reaches, without counting masked scores
+OPTIMIZER_BYTES = 56  # bytes that an optimizer step reads and writes per parameter, as measured
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class GPU:
     """Data-sheet figures of a GPU; `name` is its key in PEAK_FLOPS."""
 
     name: str
-    memory: float  # GiB
+    memory: float  # size of its memory in GiB
     bandwidth: float  # memory bandwidth in bytes per second
-    link: float  # bytes per second and direction to the other GPUs of a node
-    network: float  # bytes per second from a node of eight to other nodes
-    missing: tuple[str, ...] = ()  # kernels of ours that do not run on it
+    link: float  # bandwidth to the other GPUs of its node, in bytes per second and direction
+    network: float  # bandwidth from a node of eight GPUs to other nodes, in bytes per second
+    missing: tuple[str, ...] = ()  # Ingot's kernels that do not run on this GPU
 
 
 GPUS = {
@@ -60,7 +60,7 @@ GPUS = {
 def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, tokens: int | None = None) -> Plan:
     """Plan a run of `tokens` tokens (default: those of the config's steps, else the compute-optimal number) on `gpus` GPUs.
 
-    Memory and communication are those of one GPU; seconds and communication are those of a step.
+    Memory and communicated bytes are those of one GPU; seconds and communicated bytes are those of one step.
     """
     if gpu not in GPUS:
         raise ConfigError(f"unknown GPU {gpu!r}; use {', '.join(GPUS)}")
@@ -74,7 +74,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     parallel = t.parallel if gpus > 1 else "none"
     if parallel == "hsdp" or t.cpu_offload:
         raise ConfigError("{0} and {1} cannot be planned", Setting("training.parallel", "hsdp"), Setting("training.cpu_offload"))
-    if parallel == "auto":  # as training decides
+    if parallel == "auto":  # choose as training would
         parallel = "ddp" if (replica_bytes(config, vocab_size) or 0) <= FULL * memory else "fsdp"
     rows_at_once = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
     while True:
@@ -83,7 +83,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
         if peak <= usable or rows_at_once == 1 or t.micro_batch != "auto":
             break
         rows_at_once = _smaller(rows_at_once, step, usable)
-    factor = 1 + (1 / (3 * every) if every else 0)  # checkpointed blocks run forward twice
+    factor = 1 + (1 / (3 * every) if every else 0)  # checkpointed blocks run their forward pass twice
     efficiency = float(np.interp(math.log2(config.model.width), np.log2([*EFFICIENCY]), [*EFFICIENCY.values()]))
     attention = (step.flops_per_token - step.matmul_flops_per_token) / 2
     rate = PEAK_FLOPS[hardware.name]
@@ -91,7 +91,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     held = step.parameters / (gpus if parallel == "fsdp" else 1)
     optimizer = OPTIMIZER_BYTES * held / hardware.bandwidth
     sending = step.sent / (BUS_EFFICIENCY * (hardware.link if gpus <= PER_NODE else min(hardware.link, hardware.network)))
-    # DDP averages gradients during the backward pass of the last micro-batch; FSDP gathers and averages in every pass.
+    # DDP averages gradients during the backward pass of the last micro-batch; FSDP communicates in every pass.
     exposed = max(0.0, sending - compute * (1 if parallel == "fsdp" else 2 / (3 * step.passes)))
     speed = config.rows_per_step * length / (compute + optimizer + exposed)
     optimal = TOKENS_PER_PARAMETER * step.parameters
@@ -99,7 +99,7 @@ def make_plan(config: Config, gpus: int, gpu: str, price: float | None = None, t
     hours = count / speed / 3600
     return {
         "gpu": gpu, "gpus": gpus, "parallel": parallel, "micro_batch": rows_at_once,
-        "micro_batches": step.passes, "checkpointed": every,  # every k-th block; 0: none
+        "micro_batches": step.passes, "checkpointed": every,  # every k-th block is checkpointed; 0: none
         "parameters": step.parameters, "flops_per_token": step.flops_per_token, "memory": dict(step.parts),
         "memory_bytes": peak, "usable_bytes": usable, "fits": peak <= usable, "compute_seconds": compute,
         "optimizer_seconds": optimizer, "communication_bytes": step.sent, "communication_seconds": sending,
@@ -115,7 +115,7 @@ def _state(step: StepMemory) -> int:
 
 
 def _smaller(size: int, step: StepMemory, usable: int) -> int:
-    """Halve a micro-batch that does not fit until its memory, if proportional to its rows, would fit."""
+    """Halve a micro-batch that does not fit until it should, assuming activation memory proportional to the number of rows."""
     most = size * (usable - _state(step)) / max(1, sum(step.parts.values()) - _state(step))
     size = (size + 1) // 2
     while size > max(1, most):
@@ -124,7 +124,7 @@ def _smaller(size: int, step: StepMemory, usable: int) -> int:
 
 
 def _advice(config: Config, step: StepMemory, size: int, every: int, parallel: str, usable: int) -> str:
-    """Return whether the step fits, and if not, which setting to change first."""
+    """Return a sentence that says whether the step fits in memory and, if not, which setting to change first."""
     peak = sum(step.parts.values())
     if peak <= usable:
         return f"It fits: {peak / GIB:.1f} GiB of {usable / GIB:.1f} usable."
@@ -142,7 +142,7 @@ def _advice(config: Config, step: StepMemory, size: int, every: int, parallel: s
 
 
 def add_plan(report: Report, gpu: str) -> None:
-    """Replace a report's estimate of memory by that of a simulated step on a GPU; add a finding if the step does not fit."""
+    """Replace the memory estimate of a report with that of a simulated step on a GPU; add a finding if the step does not fit."""
     plan = make_plan(report.config, report.world_size, gpu)
     report.memory = plan["memory_bytes"]
     if not plan["fits"]:

@@ -1,4 +1,4 @@
-"""All checks before a run starts: `ingot validate` prints the findings, and `train` does not start if one is blocking."""
+"""All checks before a run starts: `ingot validate` prints the findings, and `train` does not start if one of them is blocking."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Report:
     total_tokens: int | None  # None if the number of steps is not set
     output: Path | None
     size: Size | None
-    memory: int | None = None  # estimated bytes per rank
+    memory: int | None = None  # estimated memory per rank in bytes
     resume: dict[str, Any] | None = None
     runtime: dict[str, str] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
@@ -106,7 +106,7 @@ def validate(
     check_files(data, ranks, workers, findings)
     rows, ids = config.model.vocab_size or 0, data.tokenizer.vocab_size if data.tokenizer is not None else 0
     if ids and rows - ids > IDLE_ROWS:
-        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
+        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding are never used"
         advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
         settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
         findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
@@ -115,7 +115,7 @@ def validate(
         check_supply(config, data, total, allow_mismatch, findings)
     output, vocab_size = _check_output(config, findings), rows or ids
     if not vocab_size and (config.data.tokenizer or "").startswith(BPE):
-        vocab_size = bpe_size(config.data.tokenizer or "")  # training will learn this tokenizer
+        vocab_size = bpe_size(config.data.tokenizer or "")  # the run will train this tokenizer before it starts
     if not vocab_size:
         vocab_size = GPT2_PADDED_VOCAB_SIZE
         message = f"the vocabulary size is unknown; the model's size is estimated for {GPT2_PADDED_VOCAB_SIZE:,} ids"
@@ -193,7 +193,7 @@ def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, 
     device, memory = config.training.device, host_bytes()
     on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
     if memory is not None and needed > memory and not on_gpu:
-        message = f"a rank needs about {_byte_count(needed)}, but this machine has {_byte_count(memory)}"
+        message = f"a rank needs about {_byte_count(needed)} of memory, but this machine has {_byte_count(memory)}"
         advice = "use a smaller model, lower {0} or set {1}"
         severity: Severity = "error" if state > memory else "warning"
         findings.add("model.memory", severity, message, MICRO_BATCH, CHECKPOINTING, advice=advice)
@@ -295,7 +295,7 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
     if last >= 0:
         newest = newest_index(output)
         if newest is not None and started_from(newest, named):
-            return None  # an earlier session of the same command already imported it
+            return None  # an earlier session of the same command already imported this checkpoint
         raise occupied(resume, output, "holds another run", last)
     if theirs and theirs[-1].step > saved.step:
         raise occupied(resume, output, "has newer checkpoints", theirs[-1].step)
@@ -406,7 +406,7 @@ def add_probe(report: Report) -> None:
         try:
             _take_step(report, ranks)
         except Exception as error:  # a custom model may raise anything
-            full = "memory" in f"{type(error).__name__}: {error}".lower()  # frameworks report a full GPU in several ways
+            full = "memory" in f"{type(error).__name__}: {error}".lower()  # frameworks word this error differently
             code, advice = ("runtime.probe.oom", "lower {0}, set {1} or use a smaller model") if full else (FAILED, "")
             if isinstance(error, IngotError):
                 findings.append(Finding(code, "error", error))
@@ -417,7 +417,7 @@ def add_probe(report: Report) -> None:
         failed = findings.blocked
         group = open_group(device, ranks)
         if group.maximum([failed])[0] and not failed:
-            findings.add(FAILED, "error", "another rank could not take a step")
+            findings.add(FAILED, "error", "a trial step failed on another rank")
         group.close()
 
 
@@ -442,7 +442,7 @@ def _take_step(report: Report, ranks: Ranks) -> None:
         backend.tune([(plan, batch.batch)], {})
         with backend.without_trace():
             loss = backend.step(batch.batch, batch.targets, plan).result().loss
-            if backend.tuned().get("compile"):  # the second step may record CUDA graphs
+            if backend.tuned().get("compile"):  # another step that is not timed: it may record CUDA graphs
                 backend.step(batch.batch, batch.targets, plan).result()
             began = time.perf_counter()
             backend.step(batch.batch, batch.targets, plan).result()

@@ -2,8 +2,9 @@
 
 `checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
 checksum of every file and of itself, and everything the training loop needs to resume. A checkpoint is written under a temporary
-name, synced and renamed, so a kill at any moment leaves the earlier checkpoints untouched. In a sharded run every rank writes its
-rows of each tensor to files of its own; the first rank waits for them, lists them in checkpoint.json and renames the folder.
+name, synced and renamed, so a kill at any moment leaves the earlier checkpoints untouched. In a sharded run, every rank writes
+its rows of each tensor to separate files; the first rank waits for these files, lists them in checkpoint.json and renames the
+folder.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_s
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
-VERSION, UNSHARDED = 2, 1  # version 1: every tensor has a single part
+VERSION, UNSHARDED = 2, 1  # in version 2, a tensor can have several parts; in version 1, every tensor has one
 PART_INDEX = "part-{:05d}.json"  # the index of one rank's part, until the first rank has merged it into checkpoint.json
-PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the others
+PART_WAIT_SECONDS = 1800.0  # how long the first rank waits for the parts of the other ranks
 
 Tensors = Mapping[str, list[TensorRecord]]
 
@@ -61,7 +62,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint and return its path once it is on disk.
 
-    If `writers` ranks write it, `begin_checkpoint` has created its folder, and the other ranks call `save_part`.
+    If several ranks (`writers`) write it, call `begin_checkpoint` first; the other ranks call `save_part`.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / (final.name + PARTIAL)
@@ -119,7 +120,7 @@ def _write_part(partial: Path, tensors: Tensors, suffix: str) -> dict[str, Any]:
 
 
 def _wait_for_part(path: Path) -> dict[str, Any]:
-    """Return the index of another rank's part once it is written, and remove its file."""
+    """Wait for the index of another rank's part; return the index and remove its file."""
     deadline = time.monotonic() + PART_WAIT_SECONDS
     while (index := read_dict(path)) is None:
         if time.monotonic() > deadline:
@@ -224,7 +225,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return the last `keep_last` regular checkpoints, the last of each other kind, and one per `keep_every` steps."""
+    """Return the last `keep_last` regular checkpoints, the last of each other kind, and those at multiples of `keep_every`."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
@@ -233,9 +234,9 @@ def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete the checkpoints that `to_keep` does not select, except the best one.
+    """Delete the checkpoints that `to_keep` does not select, except the best checkpoint.
 
-    If a checkpoint cannot be deleted, the remaining ones are deleted before OSError is raised.
+    If a checkpoint cannot be deleted, the others are still deleted before OSError is raised.
     """
     saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
     kept = to_keep(list(saved), keep_last, keep_every)
@@ -324,7 +325,7 @@ def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: N
 
 
 def open_index(path: Path) -> Checkpoint:
-    """Return a checkpoint without its tensors, reading only checkpoint.json."""
+    """Read only checkpoint.json and return the checkpoint without its tensors."""
     index = read_index(path)
     return Checkpoint(path, index["step"], index["progress"], {}, index.get("kind", "regular"))
 

@@ -28,7 +28,7 @@ from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
 from ingot.runtime.remote import local_path
 
-STOP = "stop"  # a file that asks the run to save and stop
+STOP = "stop"  # file whose existence makes the run save and stop
 MODEL_COPY = "model.py"  # copy of a custom model's source file
 WANDB_ID = "wandb.json"  # file with the id of the Weights & Biases run
 TRACKIO_ID = "trackio.json"  # file with the name of the trackio run
@@ -40,7 +40,7 @@ WRITTEN = (
 )  # fmt: skip
 
 # Definitions for the checkpoints folder. They are not in runs/checkpoints.py, because that module imports numpy, which is slow.
-Kind = Literal["regular", "shutdown", "final"]  # saved during training, on a stop request, or at the end of a completed run
+Kind = Literal["regular", "shutdown", "final"]  # periodic; saved on a stop request; saved at the end of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -85,7 +85,7 @@ def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | N
 
 
 class RunFolder:
-    """The files of one run, with methods that write them."""
+    """The folder of one run, with the paths of its files and methods that write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class RunFolder:
         self.session = 1  # number of this session: 1 plus the number of earlier ones in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise CheckpointError if a run here would overwrite files that no run wrote; `also` lists more file names to check."""
+        """Raise CheckpointError if a run would overwrite files that no run wrote; `also` names additional files to check."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):

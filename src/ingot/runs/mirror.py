@@ -1,4 +1,4 @@
-"""Runs in object storage: a run trains in the staging folder of its URL, which is copied to the URL after every checkpoint.
+"""Runs in object storage: the run trains in a local staging folder, which is copied to the run's URL after every checkpoint.
 
 checkpoint.json is uploaded last and deleted first, so that an interrupted copy never looks like a checkpoint.
 """
@@ -27,7 +27,7 @@ _FILE = re.compile(r"checkpoints/step-(\d{8,})/([^/]+)")
 
 
 def local_run(name: str) -> Path:
-    """Return the path of a run; for a URL, first download its newest checkpoint and its files if that checkpoint is not here."""
+    """Return the local path of a run; for a URL, first download the run if its newest checkpoint is newer than the local one."""
     if not is_url(name):
         return local_path(name)
     with staging(name, CheckpointError) as folder:
@@ -57,14 +57,14 @@ def _remote_steps(files: Iterable[str]) -> set[int]:
 
 
 class RunMirror:
-    """Copies a run folder to a URL: `sync` now, `request` in a background thread, where a failure is only reported."""
+    """Copies a run folder to a URL: `sync` copies at once, `request` in a background thread, which only reports failures."""
 
     def __init__(self, url: str, folder: Path, training: TrainingSection) -> None:
         self._folder, self._training = folder, training
         self._remote, self._pool = Remote(url, CheckpointError), ThreadPoolExecutor(1, "upload")
 
     def request(self, report: Callable[[str], None]) -> None:
-        """Copy the folder after the copies requested earlier, which is fast if they leave nothing to upload."""
+        """Queue a copy of the folder, which is quick if the copies queued before it leave nothing to upload."""
 
         def attempt() -> None:
             try:
@@ -76,11 +76,11 @@ class RunMirror:
         self._pool.submit(attempt)
 
     def wait(self) -> None:
-        """Wait for the requested copies; no more can be requested."""
+        """Wait for all requested copies; after this call, no more can be requested."""
         self._pool.shutdown()
 
     def sync(self) -> None:
-        """Upload what is new in the folder, and delete old checkpoints; raise CheckpointError if that fails."""
+        """Upload new and changed files, and delete old checkpoints at the URL; raise CheckpointError if that fails."""
         files, local = self._remote.sizes(), saved_steps(self._folder / "checkpoints")
         # Metrics are uploaded before checkpoints, because a resumed run drops all metrics after its checkpoint.
         for path in (path for pattern in COPIED for path in self._folder.glob(pattern)):
@@ -91,7 +91,7 @@ class RunMirror:
             try:
                 self._upload_checkpoint(path, files)
             except (CheckpointError, OSError):
-                if path.exists():  # otherwise it was deleted meanwhile, because newer ones were saved
+                if path.exists():  # otherwise it has been deleted, because newer checkpoints were saved
                     raise
         if local:
             kinds: dict[int, Kind] = dict.fromkeys(_remote_steps(files), "regular")

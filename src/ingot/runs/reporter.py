@@ -24,7 +24,7 @@ PROGRESS_SECONDS = 30.0  # seconds between progress lines in plain logs
 class BeginReport:
     """A report at the start of a session: device, model size and settings."""
 
-    run: str  # run folder
+    run: str  # path of the run folder
     device: str
     precision: str
     ranks: int
@@ -94,7 +94,7 @@ class Reporter:
         """Called during slow work other than training steps; `total` is 0 if the amount of work is unknown."""
 
     def step(self, report: StepReport, log: bool) -> None:
-        """Called after a step; `log` is True every tracking.log_every steps."""
+        """Called after a step; `log` is True if the step is to be logged (see tracking.log_every)."""
 
     def evaluation(self, report: EvaluationReport) -> None:
         """Called after an evaluation."""
@@ -150,7 +150,7 @@ class LineReporter(Reporter):
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         now = time.monotonic()
         if done == 0:
-            self._last_progress = now  # slow work has just begun, so no progress line yet
+            self._last_progress = now  # the work has just begun: write the first progress line later
         elif now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
             self._write(f"{what}: {done:,} of {total:,}")

@@ -38,7 +38,7 @@ AXIS_COLUMNS: dict[Axis, str] = {"steps": "step", "tokens": "tokens", "seconds":
 
 
 class Bins:
-    """Columns with one number per line of metrics.jsonl; `binned` groups neighbouring lines into at most MAX_BINS bins."""
+    """Columns with one number per line of metrics.jsonl; `binned` groups consecutive lines into at most MAX_BINS bins."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.lines = tuple(names), 0
@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Percentiles of the seconds per step, and the longest stalls, each as (last step, seconds lost compared with the median)."""
+    """Percentiles of the seconds per step, and the longest stalls as (step, seconds lost compared with the median)."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]
@@ -108,9 +108,9 @@ class Series:
 
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
-        self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
+        self.lines = self.damaged = self.offset = 0  # `offset`: number of bytes read so far
         self.evaluations: list[dict[str, Any]] = []  # evaluation records, each with the training tokens so far in `tokens`
-        self.slowest_rank: list[float] | None = None  # its number, its median seconds per step, and those of the median rank
+        self.slowest_rank: list[float] | None = None  # rank number, its median step time, and that of the median rank
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
@@ -178,7 +178,7 @@ class Series:
         elif is_full:  # the line is longer than a block, so Ingot did not write it
             self.damaged += 1
             self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-LAST_LINE_BYTES:]
-        return is_full  # after a block that is not full, only an incomplete line can be left
+        return is_full  # after a partial block, at most an incomplete line is left to read
 
     def _add(self, content: bytes) -> None:
         parsed, damaged = parse_lines(content)

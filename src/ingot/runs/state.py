@@ -35,7 +35,7 @@ STATE = "state.json"
 RESULT = "result.json"
 LOCK = ".lock"
 LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command holds the lock briefly to test whether a folder is free
-CLOCK_SKEW_SECONDS = 300.0  # maximum difference between the clocks of two hosts, as in Kerberos
+CLOCK_SKEW_SECONDS = 300.0  # assumed maximum difference between the clocks of two hosts, as in Kerberos
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class State:
 
     @property
     def age_seconds(self) -> float:
-        """Return the seconds since the last heartbeat, by this host's clock; the clock of the run's host may differ."""
+        """Return the seconds since the last heartbeat according to this host's clock; the clock of the run's host may differ."""
         return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
 
 
@@ -82,9 +82,9 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # the last state.json of another host; if it never changes, it is a stale copy
+        self._stranger: State | None = None  # last state.json written by another host; if it never changes, it is stale
         self._other: State | None = None  # state of another live process that writes to this folder
-        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
+        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # to be written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -209,7 +209,7 @@ class TrainingResult:
     stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data or bucket_exhausted:NAME; None: not stopped
     data_fingerprint: str | None = None
     val_stride: int | None = None  # tokens between the starts of consecutive, overlapping rows; None: no overlap
-    val_step: int | None = None  # step of the validation score; may be before the last step if evaluation.at_end is off
+    val_step: int | None = None  # step of the validation score; may be before the last step if evaluation.at_end is false
     peak_memory_bytes: int | None = None  # peak on the first rank: GPU memory, or process memory without a GPU
 
 
@@ -267,7 +267,7 @@ class RunLock:
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
                 raise self._in_use({})
-            self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
+            self._notify(f"taking over from process {state.pid} on {state.host}, which last reported step {state.step}")
         if holder or not before.strip():  # never overwrite a file that is not a lock file
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
@@ -276,7 +276,7 @@ class RunLock:
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5
-        self._notify(f"{self.folder} was in use on {seen.host} a moment ago; checking for {patience:.0f} s whether it is")
+        self._notify(f"{self.folder} was in use on {seen.host} a moment ago; checking for {patience:.0f} s whether it still is")
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             time.sleep(min(0.25, seen.heartbeat_seconds / 4))

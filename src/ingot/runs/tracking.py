@@ -23,8 +23,8 @@ from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_met
 from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
-ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns the values to send; None: those of `numbers_of`
-Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
+ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns the values to send, or None to send those of `numbers_of`
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values), close(failed)
 
 
 class Tracking(Reporter):
@@ -56,7 +56,7 @@ class Tracking(Reporter):
             return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: run.finish(exit_code=int(failed)))
 
         def start_trackio(project: str) -> Tracker:
-            """Start a run in trackio's local store; a resumed run continues under the same name."""
+            """Start a run in trackio's local database; a resumed run continues under the same name."""
             trackio = check_installed(f"tracking.trackio_project={project}", "trackio")
             before = read_id(folder / TRACKIO_ID) if step > 0 else None
             title = before or f"{name}-{secrets.token_hex(4)}"
@@ -103,7 +103,7 @@ class Tracking(Reporter):
                 log(report.step, values)
             except Exception as error:  # trackers raise exceptions of any class
                 del self.trackers[name]
-                self._warn(f"{name} failed and gets no more values: {_reason(error)}; training continues")
+                self._warn(f"{name} failed and receives no more values: {_reason(error)}; training continues")
 
     def __enter__(self) -> Tracking:
         return self

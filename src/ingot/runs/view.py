@@ -35,12 +35,12 @@ COPIED = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run, the content and age of its state.json, and whether the run's process is on this system."""
+    """The status of a run, the content and age of its state.json, and whether the run's process is on this machine."""
 
     status: Status | Literal["crashed"]
     state: State
-    age_seconds: float  # since the last heartbeat, by this host's clock; the clock of the run's host may differ
-    here: bool  # True if the run's process is on this system, where its pid is meaningful
+    age_seconds: float  # seconds since the last heartbeat, by this host's clock; the clock of the run's host may differ
+    here: bool  # True if the run's process is on this machine, so that its pid is meaningful
 
 
 class Run:
@@ -72,7 +72,7 @@ class Run:
             raise CheckpointError(f"{self.path} has no readable state.json; give the path of a run folder")
         age = state.age_seconds
         host, _, boot_id = this_process()
-        here = (state.host, state.boot_id) == (host, boot_id)  # a pid of another system is meaningless here
+        here = (state.host, state.boot_id) == (host, boot_id)  # a process id of another machine is meaningless
         alive = is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
         crashed = state.status == "running" and not alive
         return RunStatus("crashed" if crashed else state.status, state, age, here)

@@ -148,7 +148,7 @@ def add_error_handlers(app: FastAPI, advice: str = "") -> None:
 
 
 async def check_local(request: Request) -> None:
-    """Reject requests with a foreign Host header (DNS rebinding) and cross-site requests."""
+    """Reject requests whose Host header names another machine (DNS rebinding), and cross-site requests."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; use http://127.0.0.1", status=421)
@@ -221,7 +221,7 @@ async def _events(
             completion.gone.set()
 
 
-# Shutdown: uvicorn waits for open requests, and those wait for a model or an event stream, so the app is closed first.
+# Shutdown: uvicorn waits for open requests, and these wait for the model or for events, so the app is closed first.
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -252,7 +252,7 @@ def make_server(app: FastAPI) -> ClosingServer:
 
 
 def serve_until_stopped(app: FastAPI, listening: socket.socket) -> None:
-    """Serve until Ctrl-C."""
+    """Serve the app until Ctrl-C is pressed."""
     try:
         make_server(app).run(sockets=[listening])
     except KeyboardInterrupt:

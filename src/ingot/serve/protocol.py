@@ -138,7 +138,7 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
 
 
 class Answer:
-    """The response to one request, built as JSON, whole or streamed. Each choice is one completion of a prompt."""
+    """The JSON of the response to one request, complete or streamed. Each choice is one completion of a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
@@ -150,7 +150,7 @@ class Answer:
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
         """Return the JSON of choice `index` for a chunk of its completion; raise Refused if the completion failed."""
-        if piece.error is not None:  # 409 if the model was closed and can be opened again
+        if piece.error is not None:  # status 409 means that the model was closed and can be opened again
             raise Refused(str(piece.error), status=409 if isinstance(piece.error, Closed) else 500)
         self._tokens[index] += len(piece.ids)
         logprobs = None
@@ -181,7 +181,7 @@ class Answer:
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # a capital mark only changes the letters after it
+        if not piece or self._tokenizer.unfinished([token]):  # such as a token that only capitalises what follows
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()

@@ -52,7 +52,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 raise
     if unsaved is not None:
         raise unsaved  # raised only now, so that the score and the artifact are written even though the last save failed
-    # Synchronise the stop reason: an interrupted evaluation only tells the ranks that one of them received a stop request.
+    # Synchronise the stop reason: after an interrupted evaluation, ranks know only that one of them received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(
@@ -95,7 +95,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
         trainer.reporter.waiting("exporting")
         codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
         cut_short = shutdown.requested
-        if not cut_short:  # after an interrupted search the codes may exceed the size limit
+        if not cut_short:  # after an interrupted search, the quantised weights may exceed the size limit
             with writing(path):
                 report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
             if limit is not None and report.bytes > limit:

@@ -27,7 +27,7 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# An evaluation may take this share of budget.seconds, so training and evaluating both model and artifact fit in twice the budget.
+# An evaluation may take this share of budget.seconds: training, evaluation and scoring the artifact then fit in twice the budget.
 MAX_BUDGET_SHARE = 0.5
 MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations score all requested rows, because short budgets are often used for trial runs
 STOP_CHECK_INTERVAL = 16  # ranks check for stop requests after this many batches of an evaluation or tokens of a sample
@@ -64,11 +64,11 @@ class RunEvaluation:
         final_rows = config.evaluation.final_rows
         self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
         bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
-        self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no limit
+        self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: unlimited
         self.tasks: TaskRows | None = None
         self.shutdown = Shutdown()  # placeholder until training starts
         self.last_sample: str | None = None
-        self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # by split
+        self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # argument: the split
         # The number of rows per evaluation during training, computed at the first evaluation and then cached.
         self._rows_during: Callable[[], int | None] = cache(partial(self.bounded_rows, config.evaluation.rows))
 
@@ -143,8 +143,8 @@ class RunEvaluation:
         self._report_once(
             "rows",
             f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s, and budget.seconds is "
-            f"{self._budget_seconds:g}, so only {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored, for the "
-            "artifact too; set evaluation.final_rows=null to score all rows",
+            f"{self._budget_seconds:g}, so only {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored, also for "
+            "the artifact; set evaluation.final_rows=null to score all rows",
         )
         return rows
 
@@ -153,7 +153,7 @@ class RunEvaluation:
         if self.final_limit == wanted:
             return self._rows_during()
         rows = self.bounded_rows(self.final_limit)
-        # If the evaluations must score fewer rows both during training and at the end, use the same rows: one pass is enough.
+        # If time limits the rows both during training and at the end, score the same rows: one pass is then enough.
         return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:

@@ -22,9 +22,9 @@ from ingot.runtime.tensors import TensorRecord
 
 K = 8.0  # value used for artifact.k=auto if there is no size limit
 EMBEDDING_K = 5.0
-EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of embedding tables with 8-bit codes
+EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of 8-bit embedding tables, in standard deviations
 MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any weight of a matrix exceeds it
-LARGEST_STEP = 1.0  # in standard deviations of a row; larger steps retain almost no information
+LARGEST_STEP = 1.0  # largest step size, in standard deviations of a row; larger steps retain almost no information
 TRIES = 5  # maximum number of attempts to bring the size to just below the limit
 CLOSE = 0.001  # stop once at most this fraction of the size limit is unused
 # Number of tokens of training text that are used: half for calibration, half for scoring.
@@ -121,7 +121,7 @@ def fit_codes(
         estimate = rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        # If a candidate exceeds the limit even with the largest step, return its size: it then ranks after all that fit.
+        # If a candidate exceeds the limit even with the largest step, return its size: it then ranks after all others.
         largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
         return estimate if largest and estimate > limit else bpb
 

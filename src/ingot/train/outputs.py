@@ -163,7 +163,7 @@ def claim_folder(
     training, tracking, model = config.training, config.tracking, config.model
     if to_delete is not None and is_url(training.output_dir or ""):
         named = Setting("training.output_dir", training.output_dir)
-        raise ConfigError("--force deletes no files at a URL, {0}", named, advice="delete them yourself or choose another URL")
+        raise ConfigError("--force cannot delete files at a URL, {0}", named, advice="delete them yourself or choose another URL")
     folder = RunFolder(local_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
     if training.resume == "never" and to_delete is None:
         refuse_occupied(folder.path)

@@ -47,7 +47,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-# Model settings that are not compared with those of training.weights: two have checks of their own, two affect no tensor shape.
+# Model settings not compared with those of training.weights: two are checked separately, two do not affect tensor shapes.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
 # Settings that do not affect a run's result.
@@ -72,14 +72,14 @@ class Progress:
     val_rows_of: int = 0  # number of rows in the validation split
     val_stride: int | None = None  # stride in tokens of a sliding-window evaluation; None: rows did not overlap
     val_final: bool = False  # True if the score is that of the final evaluation
-    val_other: dict[str, float] = field(default_factory=dict)  # bits per byte with the byte count that val_bpb does not use
+    val_other: dict[str, float] = field(default_factory=dict)  # bits per byte for the byte count that val_bpb does not use
     best_step: int | None = None
     best_bpb: float | None = None
     best_by: list[int | str | None] = field(default_factory=list)  # row count, stride and byte-counting rule of the best score
     evaluation_seconds: float = 0.0  # seconds spent on evaluations during training; 0 if that time is not limited
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # id of the Weights & Biases run, shared by all sessions
-    starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
+    starts: list[int] = field(default_factory=list)  # the first step of each stage that has begun
     phases_begun: int = 0  # number of data.phases that have begun
     places: dict[str, int] = field(default_factory=dict)  # number of rows read from each bucket
 
@@ -124,7 +124,7 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # no source is named, or it was copied in an earlier session
+    if source is None or checkpoint is not None:  # no source is named, or an earlier session has copied it
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
@@ -242,7 +242,7 @@ def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
 
 
 def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: CheckpointError) -> CheckpointError:
-    """Return an error that says how to make the weights fit the model, or `error` if no change of settings would."""
+    """Return an error that says which settings would make the model fit the weights, or `error` if no settings would."""
     was, now = weights.config.model, config.model
     ours, defaults = now.model_dump(), FAMILIES[was.family].model_fields
     needed = [

@@ -24,13 +24,13 @@ ROUNDING = 1e-9  # tolerance for floating-point error, such as 3 * 0.1 > 0.3
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a run before a step, identical on all ranks."""
+    """The progress of a run before a step, in steps, rows, tokens, seconds, stages and phases; identical on all ranks."""
 
     step: int = 0
     sample: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    starts: tuple[int, ...] = ()  # first steps of the stages that have begun
+    starts: tuple[int, ...] = ()  # the first step of each stage that has begun
     phases: int = 0  # number of phases that have begun
     places: Mapping[str, int] = field(default_factory=dict)  # number of rows read from each bucket
 
@@ -68,7 +68,7 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """Predict the next plan from `plan` and the batch read for it. It may be wrong, because the clock is ignored."""
+    """Predict the next plan from `plan` and the batch read for it. The prediction ignores the clock, so it can be wrong."""
     tokens, starts = plan.tokens + read.targets, (0,) * (plan.stage + 1)
     at = Position(plan.step + 1, read.next_sample, tokens, starts=starts, phases=plan.phase + 1, places=read.places)
     return plan_step(config, at)

@@ -1,7 +1,7 @@
 """Stop conditions: training budget, signals, wall-clock limit and stop file, and their synchronisation over ranks.
 
-The first stop request makes the training loop save and exit. A SIGINT after that ends the process at once; other signals are
-ignored then, because schedulers repeat them.
+The first stop request makes the training loop save and exit. After that, a SIGINT ends the process at once, and
+other signals are ignored, because schedulers repeat them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SAVES = 2  # number of saves that the reserve has to cover: the one in progress,
 class Walltime:
     """The wall-clock limit of a session: its end, the setting or variable it comes from, and the reserve for the last save."""
 
-    ends_at: float  # unix seconds
+    ends_at: float  # Unix time at which the session ends
     seconds: float  # duration of the whole session, which ends at `ends_at`
     source: str
     reserve: float | None = None  # seconds reserved for the last save; None: estimated from earlier saves
@@ -184,7 +184,7 @@ class Shutdown:
         return self.reason
 
     def has_time(self, seconds: float) -> bool:
-        """Return True if there will still be time to save `seconds` from now."""
+        """Return True if, `seconds` from now, there will still be time for the last save."""
         limit = self._walltime
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 

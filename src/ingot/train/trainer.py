@@ -33,7 +33,7 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, because most failures show up there
+ALWAYS_LOGGED_STEPS = 10  # this many first steps are all logged, because most failures show up there
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 RANKS_EVERY = 100  # steps between records of each rank's speed
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
@@ -68,7 +68,7 @@ class Trainer:
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
-        self._rank_seconds: deque[float] = deque(maxlen=RANKS_EVERY)  # per step, until this rank first waited for others
+        self._rank_seconds: deque[float] = deque(maxlen=RANKS_EVERY)  # seconds per step until this rank waited for others
         self._steps = 0  # steps taken in this session
         self._overflows = 0
 
@@ -140,7 +140,7 @@ class Trainer:
                 # 1. Synchronise time and stop requests with the other ranks.
                 in_budget = fits(began, 2 * longest_but_one(durations), c.budget.seconds)
                 if self.backend.ranks.first and not (in_budget and shutdown.has_time(2 * max(durations, default=0.0))):
-                    self._finish_pending_step()  # the device may be a step behind, which matters near the end
+                    self._finish_pending_step()  # near the end, wait for the device
                 elapsed, reason, budget_spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
                 if reason:
                     return "stopped"
@@ -182,7 +182,7 @@ class Trainer:
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
     def _points_by(self, elapsed: float) -> int:
-        """Return how many of the evaluations set by evaluation.points, except the last, are due by `elapsed` training seconds."""
+        """Return how many of the evaluation.points evaluations, without the last, are due after `elapsed` training seconds."""
         points, seconds = self.config.evaluation.points, self.config.budget.seconds
         return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
 
@@ -223,7 +223,7 @@ class Trainer:
             measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
             sound = "the weights were not updated and earlier checkpoints are intact"
             what = f"the {what} is not finite at step {self.progress.step}{on_rank} ({measured}); {sound}:"
-            advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
+            advice = "lower the learning rate, raise {0} or check the data, and start again"
             raise NotFinite(what, Setting("optimizer.warmup_steps"), advice=advice)
         self._rank_seconds.append(result.compute_seconds)
         self.progress.loss = result.loss
@@ -312,7 +312,7 @@ class Trainer:
                 self.part_saver.wait()
 
     def _begin_parts(self) -> None:
-        """Wait until every rank has written its part of the last checkpoint and the first rank has made the next one's folder."""
+        """Wait until every rank has written its part of the last checkpoint and the first rank has created the next folder."""
         own = self.outputs.saver if self.outputs is not None else self.part_saver
         if own is not None:
             own.wait()

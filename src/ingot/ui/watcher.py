@@ -46,7 +46,7 @@ Message = dict[str, Any]
 
 @dataclass(eq=False)
 class Page:
-    """An open page: the queue of its event stream, where None ends the stream."""
+    """A page that is open in a browser, with the queue of its event stream; None ends the stream."""
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[bytes | None]
@@ -85,7 +85,7 @@ class WatchedRun:
             return [*messages, self.message()] if self.look() else messages
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
-            self._reset()  # so that the run is read again from the beginning
+            self._reset()  # so that the next update reads the run from the beginning
             self.loaded, path = True, shown(str(self.path), kept="")
             self.facts = {"status": "unreadable", "error": why, "path": path, "loaded": True, "arm": None}
             return [self.message()] if self.facts != before else []
@@ -174,7 +174,7 @@ class Watcher:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
-        self.first, self._total = 0, 0  # index of the first run on the page, and number of runs
+        self.first, self._total = 0, 0  # index of the first run shown, and number of all runs
         self.pages: list[Page] = []
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False

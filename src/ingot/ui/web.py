@@ -32,7 +32,7 @@ KEEPALIVE_SECONDS = 15.0  # if no event is sent for this long, send an SSE comme
 
 
 class Playground:
-    """The model that answers prompts on the page: the newest checkpoint of one run at a time, loaded on request."""
+    """The model that completes prompts on the page: the newest checkpoint of one run at a time, loaded on request."""
 
     def __init__(self, device: str, allow_custom_models: bool) -> None:
         self.device, self._allow_custom_models = device, allow_custom_models
@@ -166,7 +166,7 @@ def _require_token(request: Request, token: str, action: str) -> None:
 def _run(watcher: Watcher, run_id: str) -> WatchedRun:
     run = watcher.runs.get(run_id)
     if run is None:
-        raise Refused(f"there is no run {run_id!r:.60} here", status=404)
+        raise Refused(f"this page shows no run {run_id!r:.60}", status=404)
     return run
 
 

@@ -1,4 +1,4 @@
-"""The page of `ingot export --format web`: static files that run an exported model in a browser, without a server of ours.
+"""The page of `ingot export --format web`: static files that run an exported model in a browser, so no model server is needed.
 
 ONNX Runtime Web is compressed in the package and in the exported folder; the page unpacks it. Only tokenizers
 that tokenizer.js implements are exported, so that a page never encodes a prompt differently from `ingot generate`.
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 def check_tokenizer(spec: Mapping[str, Any] | None) -> None:
     """Raise ConfigError unless tokenizer.js implements this tokenizer."""
     if spec is None:
-        raise ConfigError("--format web needs the model's tokenizer; leave --no-tokenizer out")
+        raise ConfigError("--format web needs the model's tokenizer; leave out --no-tokenizer")
     tokenizer = from_spec(spec)
     supported = isinstance(tokenizer, ByteTokenizer | CharTokenizer | GPT2Tokenizer)
     if isinstance(tokenizer, HFTokenizer) and tokenizer.lossless and tokenizer.splits_like_gpt2:
