@@ -146,7 +146,7 @@ class Step:
                 layer.position = None
 
     def _record(self) -> None:
-        """Record the step as a CUDA graph after two warm-up runs; the first replay overwrites what these wrote to the cache."""
+        """Record the step as a CUDA graph after two warm-up runs; the first replay overwrites the cache entries they wrote."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

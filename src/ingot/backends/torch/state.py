@@ -270,7 +270,7 @@ REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # matches, in torch's error, the class
 
 
 class DamagedFile(CheckpointError):
-    """The error for a weights file that is damaged or was not written by torch.save."""
+    """Raised when a weights file is damaged or was not written by torch.save."""
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
