@@ -21,14 +21,14 @@ BASELINE_ONLY = {
 STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
 # Advice in Ingot's error messages that does not apply to golf's scripts, and what to show instead.
 ADVICE = {
-    "make room for it or choose another {0}": "make room for it or run in another folder",
+    "free disk space or choose another {0}": "free disk space or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
     "lower the learning rate, lengthen {0} or look at the data, and start again": (
         "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
     ),
     "lower {0} or set {1}, and start again": "lower {0}, and start again",
     "lower {0} or set {1} or {2}, and start again": "lower {0}, and start again",
-    "shorten it, shrink the model or set {1}": "shorten it or shrink the model",
+    "lower {0}, shrink the model or set {1}": "lower {0} or shrink the model",
 }
 
 variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_BATCH_TOKENS"})
