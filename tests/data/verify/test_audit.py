@@ -734,7 +734,7 @@ def test_the_command_says_whole_and_exits_with_0(verify, folder):
     lines = result.stdout.splitlines()
     assert lines[0] == f"{folder}: whole; byte tokenizer, 260 ids"
     assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token"]
-    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copied")
+    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copies")
 
 
 def test_the_command_prints_a_line_for_each_finding_and_exits_with_3(verify, folder, tmp_path):

@@ -15,7 +15,7 @@ export function speedTab() {
     draw() {
       for (const chart of charts) chart.draw();
       const rows = shownRuns().filter((run) => run.percentiles?.p50).map((run) => [run.name, ...["p50", "p95", "p99"].map((name) => seconds(run.percentiles[name])), short(run.tokens_per_second), stalls(run)]);
-      host.replaceChildren(h("p", { class: "note" }, "Seconds per step. A stall is a stretch of steps that took more than three times the median; evaluations and saves are not counted."),
+      host.replaceChildren(h("p", { class: "note" }, "Seconds per step. A stall is a logging interval whose mean is over three times the median; evaluations and saves are not counted."),
         table(["run", "median", "p95", "p99", "tokens/s", "longest stalls"], rows));
     },
   };
