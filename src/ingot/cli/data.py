@@ -201,7 +201,7 @@ def verify_command(
         if counts[finding.code] <= MAX_LISTED_FINDINGS:
             print(finding.line)
     for code, count in (counts - Counter(dict.fromkeys(counts, MAX_LISTED_FINDINGS))).items():
-        print(f"{code}: {count:,} more; --json lists them all")
+        print(f"{code}: {count:,} more findings; --json lists all")
     if not report.ok:
         raise typer.Exit(DataError.exit_code)
 
@@ -259,7 +259,7 @@ def prepare_command(
             "otherwise whole documents, evenly spaced. Default: 0.1.",
         ),
     ] = None,
-    buckets: Annotated[bool, Option("--buckets", help="Make PATH/train/NAME/ and PATH/val/NAME/ a bucket NAME.")] = False,
+    buckets: Annotated[bool, Option("--buckets", help="Read PATH/train/NAME/ and PATH/val/NAME/ as the bucket NAME.")] = False,
     bos: Annotated[str | None, Option(metavar="TOKEN", help="BOS token of a tokenizer.json; an empty TOKEN means none.")] = None,
     text_field: TextField = "text",
     encoding: Annotated[str, Option(metavar="NAME", help="Encoding of the input files, such as latin-1.")] = "utf-8",

@@ -66,7 +66,7 @@ def export(
         str | None, Option(metavar="ORG/NAME", help="Also upload the folder to the Hugging Face hub (--format huggingface).")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
-    open_page: Annotated[bool, Option("--open", help="With --format web: serve the page and open a browser.")] = False,
+    open_page: Annotated[bool, Option("--open", help="With --format web: open the page in a browser, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model to one file, check the file's size and score it; with --format, convert it for another program."""
@@ -150,10 +150,10 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # a custom model: copy its Python file next to the artifact
+    if source.config.model.family == "file":  # a custom model: its Python file must be next to the artifact
         file = model_file(source)
         copy = target.parent / file.name
-        if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # the run folder has the file
+        if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # outside the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
                 raise ConfigError(f"{copy} already exists, but this model's code must be written there; choose another --output")
             write_atomically(copy, file.read_bytes())
@@ -278,7 +278,7 @@ def import_weights(
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="File to write, or the folder to write it to.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer. Default: the saved one, else GPT-2's.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer. Default: the model's own, else GPT-2's.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:

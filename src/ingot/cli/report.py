@@ -118,7 +118,7 @@ def _page(runs: Mapping[str, Run]) -> str:
         for a, b, said in tested(arms):
             table(("A", "B", "B against A"), [[a.runs[0].name, b.runs[0].name, said]])
 
-    section("Seconds per step", f"A stall is a logging interval whose mean is over {STALL_FACTOR:g} times the median.")
+    section("Seconds per step", f"Stalls are logging intervals with a mean over {STALL_FACTOR:g} times the median.")
     rows = []
     for name, run in runs.items():
         timing = run.series.timing()
@@ -133,7 +133,7 @@ def _page(runs: Mapping[str, Run]) -> str:
     ]
     if rows:
         section("Artifacts")
-        table(("run", "file", "bytes", "bits per byte of the file"), rows)
+        table(("run", "file", "bytes", "bits per byte of the artifact"), rows)
 
     section("Samples", "The last text sample of each run.")
     for name, run in runs.items():

@@ -215,7 +215,7 @@ def sweep(
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
             defaults["evaluation.final_rows"] = None  # all rows: "auto" would score a slow trial on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
-            defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep does not compare its score
+            defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep compares no artifacts
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), user_path(output), resolve, score)

@@ -119,6 +119,6 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
 
 def describe_stalls(timing: Timing, limit: int) -> str:
     """Describe the `limit` longest stalls of a run and count the rest."""
-    longest = [f"{seconds:.1f} s before step {step:,}" for step, seconds in timing.stalls[:limit]]
+    longest = [f"{seconds:.1f} s lost up to step {step:,}" for step, seconds in timing.stalls[:limit]]
     more = len(timing.stalls) - len(longest)
     return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"

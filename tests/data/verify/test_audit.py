@@ -759,7 +759,7 @@ def test_the_command_as_json(verify, tmp_path):
 def test_the_command_does_not_fill_the_terminal_with_one_kind_of_finding(verify, tmp_path):
     result = verify(prepare(tmp_path / "set", [f"number {n}" for n in range(30)], [f"number {n}" for n in range(25)]))
     assert sum(line.startswith("overlap-documents: ") for line in result.stdout.splitlines()) == 21
-    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more; --json lists them all"
+    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more findings; --json lists all"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class Spec(BaseModel):
-    """Specification of one tokenizer in the JSON file; missing entries get the defaults of its kind."""
+    """Specification of one tokenizer in the JSON file; missing entries get defaults that depend on `kind`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

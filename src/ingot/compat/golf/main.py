@@ -119,7 +119,7 @@ class Script(Reporter):
         self.run_log.write(Path(report.run))
         for line in self.begin_lines(report):
             self.run_log.line(line)
-        note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        note(f"run folder {report.run}, {report.device}, {report.precision}, micro-batches of {report.micro_batch} rows")
         if report.tokens_per_step != tokens:
             note(f"a step trains on {report.tokens_per_step} of {tokens} tokens, to use whole sequences only")
         if report.resumed_at:
@@ -153,7 +153,7 @@ class Script(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self.epoch:
             self.epoch = report.epoch
-            self.run_log.note(f"the training data ended in step {report.step}; starting pass {report.epoch + 1}")
+            self.run_log.note(f"the training data ended in step {report.step}; starting epoch {report.epoch + 1}")
         self.step_line(report, f"train_loss:{report.loss:.4f}")
 
     def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:

@@ -57,7 +57,7 @@ class KeySection:
 class ModelConfig(KeySection):
     """The size and architecture of the model."""
 
-    vocab_size: int | None = key(None, "Embedding rows. Training uses the vocabulary size rounded up to a multiple of 128.", low=1)
+    vocab_size: int | None = key(None, "Embedding rows. Training uses the vocabulary size, padded to a multiple of 128.", low=1)
     n_embd: int = key(768, "Width of the residual stream.", low=1)
     n_layer: int = key(12, "Number of transformer blocks.", low=1)
     n_head: int = key(12, "Number of attention heads; must divide n_embd.", low=1)
@@ -203,12 +203,10 @@ class TrainingConfig(KeySection):
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
     output_dir: str = key("./outputs", "Folder of the run.", sets="training.output_dir")
     resume: str = key(
-        "auto", "auto: resume the run in output_dir. scratch: start anew. PATH: resume this checkpoint.", becomes="training.resume"
+        "auto", "auto: resume the run in output_dir. scratch: a new run. PATH: resume this checkpoint.", becomes="training.resume"
     )
     keep_last_k: int | None = key(3, "Number of newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
-    keep_milestone_every: int | None = key(
-        None, "Steps between checkpoints that are never deleted.", low=1, becomes="training.keep_every"
-    )
+    keep_milestone_every: int | None = key(None, "Steps between checkpoints kept forever.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
         None, "Time limit of this session in seconds. null: until SLURM_JOB_END_TIME, else GPT_SIMPLE_MAX_RUNTIME, else none.",
         low=1, sets="training.max_runtime_seconds",

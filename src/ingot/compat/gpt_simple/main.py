@@ -131,7 +131,7 @@ def batch_generate(options: Namespace, say: Say) -> None:
             warn(problem)
         raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; no model was loaded") from None
     for planned in loads:
-        named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
+        named = "" if planned.references == [str(planned.path)] else f", requested as {', '.join(planned.references)}"
         warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} prompts{named}")
     if options.dry_run:
         warn(f"{file}: {len(requests)} prompts for {len(loads)} models; no problems found, no model loaded")

@@ -45,7 +45,7 @@ TRAIN = table(
     Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
     Option("eval_iters", "int", 200, "batches per evaluation from each of train.bin and val.bin", low=1),
     Option("eval_only", "bool", False, "evaluate the model once and exit, without writing any file"),
-    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only at a new best"),
+    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only if it is the best"),
     Option("init_from", "str", "scratch",
            "model to start from: scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
     Option("wandb_log", "bool", False, "log evaluation results to Weights & Biases"),
