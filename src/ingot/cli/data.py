@@ -88,7 +88,7 @@ def download_command(
     ] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="Branch, tag or commit to download.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the original text of the shards.")] = False,
-    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Do not download manifest.json; use the one in DIR.")] = False,
+    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the existing manifest.json; do not download it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download tokenized text (default: the golf challenge's): tokenizer, whole validation split, first training shards."""

@@ -150,7 +150,7 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # a custom model: its Python file must be next to the artifact
+    if source.config.model.family == "file":  # a custom model: its Python file must be next to the artifact or in the run folder
         file = model_file(source)
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # outside the run folder

@@ -126,7 +126,7 @@ def _program(entry: str) -> str:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         queue.append(name.rpartition(".")[0])
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and not node.decorator_list:  # torch.library reads the types of decorated ones
+            if isinstance(node, ast.FunctionDef) and not node.decorator_list:  # torch.library reads the return types of operators
                 node.returns = None
             if isinstance(node, ast.Import):
                 queue += [alias.name for alias in node.names]

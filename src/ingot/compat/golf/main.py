@@ -53,7 +53,7 @@ from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
 ALWAYS_LOGGED = 10  # number of steps at the start that are always logged
-KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # Ingot's names to those in the log
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # maps Ingot's names to the log's
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 ROUND_TRIP = "final_int8_zlib_roundtrip"  # name in the log for the score of the quantised file
 
@@ -322,7 +322,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             try:
                 return _train(script, resolved)
             finally:
-                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # no run has started
+                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started: remove the folder
                     with suppress(OSError):
                         (logs / LOCK).unlink(missing_ok=True)  # deleted under the lock, so that waiting processes notice it
                         logs.rmdir()

@@ -52,7 +52,7 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Convert the gpt-simple checkpoint to resume to Ingot's format and return its new path, or None if there is none."""
+    """Convert the checkpoint to be resumed from gpt-simple's to Ingot's format; return its new path, or None if there is none."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None

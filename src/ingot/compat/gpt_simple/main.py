@@ -88,7 +88,7 @@ def tokenize(options: Namespace, say: Say) -> None:
 
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
     length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
-    if overlap < options.overlap_size and length > 0:  # as in gpt-simple, windows share at most half
+    if overlap < options.overlap_size and length > 0:  # as in gpt-simple, windows share at most half their tokens
         say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
     windows = WindowRule(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)

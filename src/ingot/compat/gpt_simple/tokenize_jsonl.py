@@ -90,7 +90,7 @@ def tokenize(
 def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRule, encode: Engine) -> FileCounts:
     counts, width = FileCounts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats, lines = [0], [], deque[int]()
-    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # without start token
+    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # skip the start token
     with replace_file(stem.with_name(f"{stem.name}.bin")) as file:
         for encoded in encode(text_blocks(_texts(path, rule, counts, lines), documents=AT_ONCE)):
             for document in np.split(encoded.ids, np.cumsum(encoded.tokens)[:-1]):
