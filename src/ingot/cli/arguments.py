@@ -55,7 +55,7 @@ ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
 DeviceName = Annotated[str, Option("--device", metavar="NAME", help="Device to use: auto, cpu, cuda, cuda:N, mps or mlx.")]
 
-# Option names of other programs, and the corresponding Ingot settings.
+# Option names of other programs and the corresponding Ingot settings, which error messages suggest.
 SETTING_BY_FOREIGN_NAME = {
     **dict.fromkeys(("lr", "learning_rate"), "optimizer.learning_rate"),
     **dict.fromkeys(("steps", "iters", "max_iters"), "training.max_steps"),

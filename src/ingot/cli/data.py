@@ -41,8 +41,8 @@ def convert_command(
     to: Annotated[
         TokenFormat,
         Option(
-            help="Format to write. ingot: a prepared folder. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: "
-            ".bin and .idx files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
+            help="Format to write. ingot: a prepared folder. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and "
+            ".idx files in SPLIT/BUCKET/. shards: .bin files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],

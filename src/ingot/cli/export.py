@@ -255,7 +255,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
         rows.append(("parameters", f"{record['parameters']:,} in {record['payload_bytes']:,} bytes before compression"))
     if "val_bpb" in record:
         change = record["val_bpb"] - record["checkpoint_val_bpb"]
-        rows.append(("val_bpb", f"{record['val_bpb']:.4f}, read back from the file"))
+        rows.append(("val_bpb", f"{record['val_bpb']:.4f}, scored from the written file"))
         rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
     print_json({**record, "fits": within}) if as_json else print_columns(rows)
     if not within:

@@ -29,7 +29,7 @@ from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
-TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
+TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # manifest keys that may name a tokenizer's files
 TRAIN_SHARDS = 80  # train shards to download by default
 
 

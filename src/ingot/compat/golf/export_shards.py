@@ -374,7 +374,7 @@ class Export:
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Yield blocks of documents (including empty ones) from `begin` on, with the rule that assigns them to splits."""
+            """Yield blocks of documents from `begin` on, also empty documents, with the rule that assigns documents to splits."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)

@@ -187,7 +187,7 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any
 
 ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # the name in numpy 1
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # the module's name in numpy 1
     ("numpy", "dtype"): _Dtype,
 }
 

@@ -111,7 +111,7 @@ class Script(Reporter):
         carried = {"MODEL_FILE": CARRIED} if self.values["MODEL_FILE"] else {}
         return bundle(differing(self.values) | carried, custom_model_source(self.values["MODEL_FILE"]) if carried else None)
 
-    # The log lines of a run.
+    # Methods that print the log lines of a run.
 
     def begin(self, report: BeginReport) -> None:
         note, tokens = self.run_log.note, self.values["TRAIN_BATCH_TOKENS"]
@@ -171,7 +171,7 @@ class Script(Reporter):
     def message(self, text: str) -> None:
         self.run_log.note(text)
 
-    # The files of a run.
+    # Methods that write and score the files of a run.
 
     def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Write the model files on the first rank, and score the quantised file on all ranks."""
@@ -324,7 +324,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             finally:
                 if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started: remove the folder
                     with suppress(OSError):
-                        (logs / LOCK).unlink(missing_ok=True)  # deleted under the lock, so that waiting processes notice it
+                        (logs / LOCK).unlink(missing_ok=True)  # while locked, so that waiting processes notice
                         logs.rmdir()
     except IngotError as error:
         run_log.line(f"error: {error.render(script.rename, advice)}", console=False)

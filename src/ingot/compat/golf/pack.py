@@ -51,7 +51,7 @@ class FinishedRun:
     environment: dict[str, Any]  # environment.json
     log: str
     program: str  # train_gpt.py or ingot train
-    changed: dict[str, tuple[str, str]]  # (value in the baseline, value in the run) by variable, if different
+    changed: dict[str, tuple[str, str]]  # non-default settings: (default, value in the run) by name
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
     file: str  # file name of the artifact

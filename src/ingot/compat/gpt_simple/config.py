@@ -406,7 +406,7 @@ def advice(text: str) -> str:
     return re.sub("ingot data prepare .*", TOKENIZE, text)
 
 
-# `gpt-simple init`
+# The config file that `gpt-simple init` writes
 
 PRESETS = {
     "small": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 2048},  # 123.6M parameters with GPT-2's vocabulary

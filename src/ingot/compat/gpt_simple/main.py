@@ -155,7 +155,7 @@ def status(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
     steps = {one.path: one.step for one in saved}
-    if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
+    if read_state(folder) is not None:  # trained by Ingot: its state.json is newer and names the host
         run = Run(folder)
         now = run.status()
         # `stop --force` writes "stopped" to gpt-simple's state file; Ingot's is written by the training process, which was killed
