@@ -174,7 +174,7 @@ def test_a_run_continues_without_a_machine_that_is_cut_off(ingot: Ingot, data, t
         (["--training.resume=never", "--max-restarts=1"], "--max-restarts excludes training.resume=never"),
         (
             ["--nnodes=2", "--master-port=1234", "--max-restarts=1", "--force"],
-            "with --nnodes, needs training.output_dir, not --force",
+            "with --nnodes, it needs training.output_dir and excludes --force",
         ),
     ],
 )

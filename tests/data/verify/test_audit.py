@@ -734,7 +734,7 @@ def test_the_command_says_whole_and_exits_with_0(verify, folder):
     lines = result.stdout.splitlines()
     assert lines[0] == f"{folder}: whole; byte tokenizer, 260 ids"
     assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token"]
-    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copied")
+    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copies")
 
 
 def test_the_command_prints_a_line_for_each_finding_and_exits_with_3(verify, folder, tmp_path):
@@ -759,7 +759,7 @@ def test_the_command_as_json(verify, tmp_path):
 def test_the_command_does_not_fill_the_terminal_with_one_kind_of_finding(verify, tmp_path):
     result = verify(prepare(tmp_path / "set", [f"number {n}" for n in range(30)], [f"number {n}" for n in range(25)]))
     assert sum(line.startswith("overlap-documents: ") for line in result.stdout.splitlines()) == 21
-    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more; --json lists them all"
+    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more findings; --json lists all"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ingot.compat.options import Option, copied, names_of_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import ConfigError, Rename
 
-SPANS = 8  # chunks per step: ranks times accumulation steps in the original, and always 8 in Ingot
+SPANS = 8  # chunks per step; in golf's own script: ranks times accumulation steps
 NEVER = 1 << 31  # step interval that disables a log line
 SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that also apply to a custom model
 BASELINE_ONLY = {
@@ -47,7 +47,7 @@ def accumulation(world_size: int) -> int:
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
     """Return the config of a train_gpt.py run; error messages name environment variables instead of Ingot's settings."""
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
-    tokens = batch // SPANS * SPANS  # the original drops the remainder
+    tokens = batch // SPANS * SPANS  # golf's own script drops the remainder too
     if tokens < unit or tokens % unit:
         below = batch // unit * unit
         nearest = f"{below} and {below + unit}" if below else f"{unit}"
