@@ -171,7 +171,8 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times (with empty batches at the end).
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times (at the end with empty batches),
+        so that all ranks can call it equally often.
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0
