@@ -229,7 +229,7 @@ def test_a_file_that_another_program_wrote_anew_says_so(tmp_path):
 @pytest.mark.parametrize("metadata", [5, None, [], "ingot", {"ingot": 5}, {"ingot": {}}])
 def test_metadata_of_any_shape_is_no_traceback(tmp_path, metadata):
     text = json.dumps({"__metadata__": metadata}).encode()
-    refused(tmp_path / "a", len(text).to_bytes(8, "little") + text, r"cannot be read: it")
+    refused(tmp_path / "a", len(text).to_bytes(8, "little") + text, r"cannot be read: (its|the|ingot) ")
 
 
 def test_a_file_of_another_kind_is_told_with_what_to_give(tmp_path):

@@ -286,7 +286,7 @@ def cached_model(name: str) -> Path | None:
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
     """Read a model whose type is in `families`; convert it to our tensor names, tensor shapes and `model` section."""
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; give {WHOLE}")
+        raise CheckpointError(f"{folder} does not exist; give {WHOLE}")
     path = folder / CONFIG
     config = read_object(path)
     kind = config.get("model_type")

@@ -97,7 +97,7 @@ class _Module:
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         used_lines = {node.lineno for node in tree.body if node not in imports}
         if shared := [node.lineno for node in imports if node.lineno in used_lines]:
-            raise ConfigError(f"{name}:{shared[0]}: put this import on a line of its own, so that the model can be exported")
+            raise ConfigError(f"{name}:{shared[0]}: put this import on a separate line, so that the model can be exported")
         self.imports = {alias.asname or alias.name: (node, alias) for node in imports for alias in node.names}
         self.left_out: list[Any] = [*imports, *tree.body[: ast.get_docstring(tree) is not None]]
         self.body: list[Any] = [node for node in tree.body if node not in self.left_out]
@@ -148,10 +148,10 @@ class _Collector:
     """Collects the definitions that a model needs from the modules of ingot.model."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, _Module] = {}  # by name; a module comes after the modules that it imports
+        self.modules: dict[str, _Module] = {}  # all modules read so far; each comes after the modules that it imports
         self.imports: set[str] = set()  # `import ...` statements of the exported file
         self.names: dict[str, set[str]] = defaultdict(set)  # names imported by `from ... import`, by module
-        self.owners: dict[str, str] = {}  # for each name that the exported file defines, the module that defines it
+        self.owners: dict[str, str] = {}  # the module that defines each name of the exported file
         self.replaced: set[str] = set()  # code of the functions that are exported in place of those in REPLACED
         self.for_training: set[str] = set()  # names of functions that only training needs and that are therefore left out
 

@@ -45,7 +45,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CONVERTED = "refs/convert/parquet"  # revision with the copy that the hub converted to CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # as CONFIG in a dataset name, selects the files of all configurations
+EVERY = "*"  # this CONFIG in a dataset name selects the files of all configurations
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Evaluator:
     document_mask: bool = False
     rule: Rule = "text"
     whole_rows: bool = False  # drop the last row if it is incomplete
-    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by bucket name; row numbers continue from bucket to bucket
+    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # row numbers continue from bucket to bucket
 
     @property
     def parts(self) -> Mapping[str, Evaluator]:

@@ -103,7 +103,7 @@ class PackedRows(ByNumber):
                 number = int(line[2, here.stop - 1]) + 1
             at = here.stop
         if self.planes == 3:
-            line[2, at:] = number  # padding counts as a document of its own, so it attends only to itself
+            line[2, at:] = number  # padding is numbered as a separate document, so it attends only to itself
 
     def _count(self, part: DocumentPart) -> int:
         """Return the number of targets in a part; there is no target after an EOS token."""
@@ -273,7 +273,7 @@ class RedrawnRows(ByNumber):
             row[0, :count], row[1, :count] = window[:count], window[1 : count + 1]
             row[0, count:], row[1, count:] = 0, IGNORED
             if self.planes == 3:
-                row[2, count:] = number  # padding counts as a document of its own, so it attends only to itself
+                row[2, count:] = number  # padding is numbered as a separate document, so it attends only to itself
             at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:

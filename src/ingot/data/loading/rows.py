@@ -114,7 +114,7 @@ class MixedRows:
             more = np.concatenate([drawn, np.array(list(alive))[chosen]])
             if self.epochs is None:
                 return more
-            lacking = []  # for each bucket that runs out: the first row that it cannot supply, and its index
+            lacking = []  # the first row that cannot be supplied, and the index, of each bucket that runs out
             for number in alive:
                 name, rows = names[number], np.flatnonzero(more == number)
                 if (has := self.sources[name].available(self._range(name, len(rows)), self.epochs)) < len(rows):

@@ -29,7 +29,7 @@ Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
-# The settings of the golf challenge, and two of our own: max_sentence_length and required_chars.
+# The settings of the golf challenge, and two that Ingot adds: max_sentence_length and required_chars.
 # By default SentencePiece skips long documents, and may omit the space from the vocabulary if the text has few spaces.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,

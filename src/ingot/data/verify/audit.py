@@ -196,7 +196,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     if documents:
         sizes = np.diff(starts)
         powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins of doubling width: 1, 2-3, 4-7, ...
-        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # from the first to the last bin that holds documents
+        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # all bins from the first to the last that is not empty
         bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
         ends, middle = (int(sizes.min()), int(sizes.max())), (float(sizes.mean()), float(np.median(sizes)))
         lengths = {"shortest": ends[0], "mean": middle[0], "median": middle[1], "longest": ends[1], "histogram": bins}
