@@ -217,7 +217,7 @@ def test_a_custom_model_that_cannot_be_exported_is_refused(tmp_path):
             r"both define rotate",
         ),
         ("from ingot.model.golf import *", r"import only names from ingot\.model"),
-        ("import math; SCALE = 1.0", r"mine\.py:1: put this import on a line of its own"),
+        ("import math; SCALE = 1.0", r"mine\.py:1: put this import on a separate line"),
         ("import ingot.model.golf", r"with `import ingot.model.golf` cannot be exported"),
     ):
         file.write_text(line + "\nclass Model:\n    pass\n")

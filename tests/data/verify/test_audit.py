@@ -240,7 +240,7 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
-    assert "1 documents start without it and 1 BOS tokens are inside documents" in finding.problem
+    assert "1 documents start without BOS and 1 BOS tokens are inside documents" in finding.problem
 
 
 def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
@@ -321,7 +321,7 @@ def test_a_tokenizer_that_starts_documents_with_another_id_is_found_by_its_marks
     findings = audit(folder).findings
     assert {"document-marks", "tokenizer-mismatch"} <= {finding.code for finding in findings}
     counted = next(finding for finding in findings if finding.code == "document-marks")
-    assert f"{len(TRAIN)} documents start without it" in counted.problem
+    assert f"{len(TRAIN)} documents start without BOS" in counted.problem
 
 
 def test_a_tokenizer_under_the_fingerprint_of_another_is_found(folder):
