@@ -296,6 +296,9 @@ class TorchBackend(TorchInference):
                 with self._computing(attention):
                     self.model(*self._upload(batch)).backward()
             self.wait()
+        except Exception:
+            self.parallel.recover(self.model)
+            raise
         finally:
             self._forget_gradients()
 

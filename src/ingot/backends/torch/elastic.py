@@ -103,5 +103,5 @@ class _Agent(LocalElasticAgent):
 
 
 def _first_failure(result: RunResult) -> tuple[int, ProcessFailure]:
-    """Return the rank that failed first, and its failure."""
-    return min(result.failures.items(), key=lambda item: item[1].timestamp)
+    """Return the rank that failed first, and its failure; ranks that only lost that rank exit with the code of RunError."""
+    return min(result.failures.items(), key=lambda item: (item[1].exitcode == RunError.exit_code, item[1].timestamp))

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 
 from ingot.config.memory import FULL, replica_bytes
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
+from ingot.errors import ConfigError, RunError, Setting
 from ingot.optim.groups import has_custom_optimizers
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Part
@@ -190,6 +190,17 @@ class Parallel:
         """Drop the gradients of sharded parameters."""
         for p in self._sharded.values():
             p.grad = None
+
+    def recover(self, model: Any) -> None:
+        """Make a sharded model usable again after a pass that failed; otherwise FSDP2 would not reduce gradients any more."""
+        if not self.sharded:
+            return
+        if not hasattr(model, "reset_iter_state"):
+            needed = Setting("training.micro_batch"), Setting("training.kernels", "off")
+            advice = "set {0} to a number that fits and {1}, or install torch 2.13"
+            raise RunError("a trial failed, after which this version of torch cannot use a sharded model", *needed, advice=advice)
+        model.zero_grad()  # of the weights that are gathered
+        model.reset_iter_state()
 
     def norm(self, parameters: Iterable[Tensor]) -> Tensor:
         """Return the norm of all gradients: those of this rank's local tensors and, if sharded, those on the other ranks."""
