@@ -352,7 +352,8 @@ def test_a_token_that_begins_a_shard_continues_its_text(tmp_path):
     assert len(train.record.shards) > 5 and train.piece_bytes == sizes.sum()
     for number, shard in enumerate(train.record.shards[:-1]):  # the last one has the bytes of text that no token stands for
         assert shard.bytes == sizes[3 * number : 3 * number + 3].sum()
-    convert(open_tokens(tmp_path / "set"), tmp_path / "pairs", "gpt-simple")
+    pairs = convert(open_tokens(tmp_path / "set"), tmp_path / "pairs", "gpt-simple")
+    assert pairs.splits["train"].bytes == sizes.sum()
     (tmp_path / "toy.model").write_bytes(tokenizer.contents)
     convert(
         open_tokens(tmp_path / "pairs"),
