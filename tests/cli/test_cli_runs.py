@@ -123,9 +123,7 @@ def test_without_matplotlib_a_picture_says_what_to_install_and_the_terminal_need
 ):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = said(capsys, "plot", runs / "first", "-o", "a.png")
-    assert (
-        code == 2 and "--output needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'" in err
-    )
+    assert code == 2 and "--output" in err and "pip install 'ingot-lm[plots]'" in err
     assert said(capsys, "plot", runs / "first")[0] == 0
 
 

@@ -201,7 +201,7 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
     (finding,) = audit(tmp_path / "set", byte_gap=1).findings
-    assert "the tokens decode to 7 bytes but 6 were recorded when they were written" in finding.line
+    assert "decode to 7 bytes but 6 were recorded" in finding.line
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):
@@ -246,7 +246,7 @@ def test_another_json_file_is_no_dataset(folder, content):
 
 def test_a_newer_version_asks_for_an_upgrade(folder):
     edit(folder, lambda record: record.update(version=3))
-    with pytest.raises(DataError, match=r"has version 3 but this version of ingot reads only versions up to 2; upgrade ingot"):
+    with pytest.raises(DataError, match=r"version 3 .* up to 2; upgrade ingot"):
         Dataset.open(folder)
 
 
@@ -290,9 +290,7 @@ def test_a_missing_shard_is_noticed_at_opening(folder):
 def test_a_shard_cut_short_is_noticed_at_opening(folder):
     shard = folder / "train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
-    with pytest.raises(
-        DataError, match=r"train_000000.bin has 1,036 bytes instead of the 1,038 of a header and 7 tokens: it is cut short"
-    ):
+    with pytest.raises(DataError, match=r"train_000000.bin has 1,036 bytes instead of the 1,038 "):
         Dataset.open(folder)
 
 
