@@ -74,7 +74,7 @@ def test_one_file_of_json_lines_is_prepared(tmp_path):
 
 
 def test_text_needs_a_tokenizer(lines):
-    with pytest.raises(DataError, match=r"text holds text; set data\.tokenizer to the tokenizer"):
+    with pytest.raises(DataError, match=r"text holds text.*--recipe auto .*data\.tokenizer=bpe:2048"):
         open_dataset(str(lines))
 
 

@@ -210,7 +210,7 @@ def test_an_unknown_split_is_refused_with_the_known_ones(folder):
 
 
 def test_a_missing_folder_says_how_to_prepare_it(tmp_path):
-    command = f"ingot data prepare --input FILE --tokenizer byte --output {tmp_path / 'gone'}"
+    command = f"ingot data prepare --input FILE --output {tmp_path / 'gone'}"
     with pytest.raises(DataError, match=f"no data at {tmp_path / 'gone'}: .*prepare it with: {command}"):
         Dataset.open(tmp_path / "gone")
 
@@ -222,7 +222,7 @@ def test_a_text_file_gives_the_command_that_prepares_it(tmp_path):
         Dataset.open(text)
     command = shlex.split(str(caught.value).partition("with: ")[2])
     assert command[:3] == ["ingot", "data", "prepare"]
-    assert command[3:] == ["--input", str(text), "--tokenizer", "byte", "--output", "DIR"]
+    assert command[3:] == ["--input", str(text), "--output", "DIR"]
 
 
 def test_a_folder_that_was_not_prepared_is_refused(tmp_path):
