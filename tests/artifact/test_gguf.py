@@ -97,9 +97,9 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(gguf, tmp_path):
     settings = settings_of("gpt2")
     model = random_model(settings)
     records = model_records(model)
-    with pytest.raises(ConfigError, match=r"does not support the dtype 'q4'.*choose one of fp32, fp16, bf16, q8_0"):
+    with pytest.raises(ConfigError, match=r"'q4'.* fp32, fp16, bf16, q8_0"):
         write_gguf(tmp_path / "out", records, settings, BYTE, "q4")
-    with pytest.raises(ConfigError, match=r"must contain a tokenizer, but this export has none; add --tokenizer"):
+    with pytest.raises(ConfigError, match=r"add --tokenizer"):
         write_gguf(tmp_path / "out", records, settings, None)
     with pytest.raises(ConfigError, match=r"does not support a char tokenizer; GGUF supports byte, gpt2"):
         write_gguf(tmp_path / "out", records, settings, CharTokenizer("abc").spec())

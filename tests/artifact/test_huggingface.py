@@ -270,7 +270,7 @@ def test_a_part_that_is_missing_is_named(folder):
 
 def test_a_folder_with_a_pickle_only_is_refused(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist; only safetensors files are read, not pickles"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
         read_model(folder)
 
 
@@ -399,7 +399,7 @@ def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_pat
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, but the model has only 300"):
+    with pytest.raises(DataError, match=r"gpt2 .* 50,257 .* 300"):
         find_tokenizer(tmp_path, 300, "gpt2")
 
 

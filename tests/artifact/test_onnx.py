@@ -157,7 +157,7 @@ def test_the_folder_has_what_a_program_needs_and_a_failed_export_leaves_nothing(
 
 def test_what_is_missing_or_unknown_is_told(tmp_path, monkeypatch):
     model = random_model(settings_of("gpt2"))
-    with pytest.raises(ConfigError, match=r"does not support the dtype 'bf16'; choose one of fp32, fp16, int8"):
+    with pytest.raises(ConfigError, match=r"'bf16'; choose one of fp32, fp16, int8"):
         write_onnx(model, ROWS, tmp_path / "model.onnx", "bf16")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setitem(sys.modules, "onnx", None)

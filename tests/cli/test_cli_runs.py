@@ -36,7 +36,8 @@ def test_runs_are_listed_with_status_and_best_score(runs: Path, capsys: Capsys):
 
 
 def test_the_data_of_a_run_is_listed_with_the_tokenizer_that_was_used(runs: Path, reference: Path, capsys: Capsys):
-    shutil.copytree(reference, runs / "reference")
+    run = shutil.copytree(reference, runs / "reference")
+    (run / "config.yaml").unlink()  # the newest checkpoint records both and is read ten times as fast
     [line] = [line for line in said(capsys, "status")[1].splitlines() if "runs/reference" in line]
     assert line.endswith(", byte")
 
@@ -122,9 +123,7 @@ def test_without_matplotlib_a_picture_says_what_to_install_and_the_terminal_need
 ):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = said(capsys, "plot", runs / "first", "-o", "a.png")
-    assert (
-        code == 2 and "--output needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'" in err
-    )
+    assert code == 2 and "--output" in err and "pip install 'ingot-lm[plots]'" in err
     assert said(capsys, "plot", runs / "first")[0] == 0
 
 

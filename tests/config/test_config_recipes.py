@@ -24,7 +24,7 @@ def test_the_first_recipes_are_there_by_name() -> None:
 def test_an_unknown_recipe_suggests_the_nearest_and_lists_all() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"unknown recipe shakespear-char; did you mean shakespeare-char\? the recipes are auto, demo, frontier, golf",
+        match=r"did you mean shakespeare-char\? .* auto, demo, frontier, golf",
     ):
         find_recipe("shakespear-char")
     with pytest.raises(ConfigError, match=r"--config mine\.yaml"):

@@ -105,7 +105,7 @@ def test_without_a_limit_all_rows_are_read():
 
 @pytest.mark.parametrize("ids", [[], [1]])
 def test_a_split_without_targets_is_refused(ids):
-    with pytest.raises(DataError, match=r"the validation split is empty; prepare the data with a larger --val-fraction"):
+    with pytest.raises(DataError, match=r"is empty; .*--val-fraction"):
         Evaluator(Tokens(ids), ByteTokenizer(), 10, 10, 4).rows()
 
 

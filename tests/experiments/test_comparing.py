@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from experiments_kit import said, write_finished
@@ -13,6 +14,7 @@ from ingot.errors import CheckpointError, ConfigError
 from ingot.experiments import compare as seeds
 from ingot.experiments.compare import compare
 from ingot.experiments.statistics import welch
+from ingot.experiments.sweep import summarise
 
 A, B = (1.20, 1.21, 1.19), (1.10, 1.12, 1.11)
 
@@ -133,7 +135,7 @@ def test_the_same_seed_or_the_same_run_twice_is_refused(sides, tmp_path):
 
 def test_a_score_of_an_earlier_step_is_refused(sides, tmp_path):
     stale = [write_finished(tmp_path / str(seed), 1.2, seed, total_steps=29, val_step=20) for seed in (8, 9)]
-    with pytest.raises(CheckpointError, match=r"has the val_bpb of step 20, not of its last step 29; .*evaluation\.at_end=true"):
+    with pytest.raises(CheckpointError, match=r"step 20, .*step 29; .*evaluation\.at_end=true"):
         compare(sides[0], stale)
 
 
@@ -141,7 +143,11 @@ def test_a_score_of_an_earlier_step_is_refused(sides, tmp_path):
 def test_a_score_that_is_no_score_of_a_text_is_one_line(sides, tmp_path, capsys, score):
     absurd = arm(tmp_path / "absurd", (score, score))
     code, _, err = said(capsys, "compare", *sides[0], "--", *absurd)
-    assert code == 4 and "has no val_bpb" in err and err.count("\n") == 1
+    assert code == 4 and "has no val_bpb; it has no score" in err and err.count("\n") == 1
+    [group] = seeds.over_seeds([seeds.SeedRun(path.name, path, {}, score) for path in absurd])
+    assert (group.n, group.mean) == (0, None)
+    trials = [SimpleNamespace(arm="absurd", seed=number, folder=path) for number, path in enumerate(absurd)]
+    assert summarise(trials, "val_bpb")[0].mean is None
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])

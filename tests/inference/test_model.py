@@ -55,7 +55,7 @@ def test_progress_is_told_row_by_row(weights):
 def test_a_model_of_another_split_of_the_sample_is_not_scored_on_what_it_has_read_unless_asked(weights):
     older = replace(weights, facts={**weights.facts, "data_fingerprint": "of an older split"})
     model = open_model(older, ByteTokenizer(), "cpu")
-    with pytest.raises(DataError, match="was trained on another version of sample:shakespeare, with different validation texts"):
+    with pytest.raises(DataError, match="another version of sample:shakespeare"):
         model.evaluate(rows=2)
     assert model.evaluate("sample:shakespeare", rows=2).rows == 2
 

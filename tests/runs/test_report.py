@@ -51,6 +51,14 @@ def test_a_terminal_gets_a_short_first_line_without_kernels_and_micro_batch(caps
     assert "attention" not in err and "micro_batch" not in err
 
 
+def test_a_terminal_gets_scores_without_the_rows_that_the_log_names(capsys):
+    report, lines = EvaluationReport(10, 2.0, 2.5, 100, 90, 0.25, 3.0, best=True, rows=640, rows_of=3210, stride=32), list[str]()
+    LiveReporter().evaluation(report)
+    assert "eval 10  val_loss 2.0000  val_bpb 2.5000  (0.2 s)  best so far\n" in capsys.readouterr().err
+    LineReporter(lines.append).evaluation(report)
+    assert "  sliding by 32  by 640 of 3,210 rows  " in lines[0]
+
+
 def test_every_event_reaches_every_reporter():
     events = {name for name in dir(Reporter) if not name.startswith("_")} - {"tracked", "tracked_config"}  # which are questions
     listeners = Mock(spec=Reporter), Mock(spec=Reporter)

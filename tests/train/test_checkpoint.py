@@ -279,7 +279,7 @@ def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_pa
     with pytest.raises(CheckpointError, match="the run was not evaluated; use the latest checkpoint"):
         find_checkpoint(tmp_path, "best")
     save(tmp_path, 8, best_step=0)
-    with pytest.raises(CheckpointError, match="the checkpoint of step 0, with the best score, was not kept; use the latest"):
+    with pytest.raises(CheckpointError, match=r"step 0, .*; use the latest"):
         find_checkpoint(tmp_path, "best")
 
 

@@ -72,7 +72,7 @@ def test_a_save_that_fails_for_want_of_memory_is_told_and_is_no_completed_run(tr
 
 def test_a_run_whose_last_save_failed_is_scored_and_exported_before_it_says_so(train: Train, tmp_path, failing_saves):
     failing_saves(OSError(errno.ENOSPC, "No space left on device"), 20)
-    with pytest.raises(CheckpointError, match=r"cannot save step 20 in .*: No space left on device; make room for it"):
+    with pytest.raises(CheckpointError, match=r"step 20 .*: No space left on device; make room"):
         train(tmp_path / "run")
     assert records(tmp_path / "run", "evaluation")[-1]["step"] == 20
     assert list((tmp_path / "run" / "artifact").iterdir())
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_be_exported_says_so_unless_its_last_step_is_not_saved
 
 def test_a_stop_at_a_step_that_cannot_be_saved_is_a_failure(train: Train, tmp_path, failing_saves):
     failing_saves(OSError(errno.ENOSPC, "No space left on device"), 8, 8, number=signal.SIGTERM)
-    with pytest.raises(CheckpointError, match=r"cannot save step 8 in .*: No space left on device; make room for it"):
+    with pytest.raises(CheckpointError, match=r"step 8 .*: No space left on device; make room"):
         train(tmp_path / "run", training__save_every=8)
     assert Run.open(tmp_path / "run").status().status == "failed" and not any((tmp_path / "run" / "artifact").iterdir())
 
@@ -225,9 +225,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(train: Train, tmp
     before = (run / "metrics.jsonl").read_bytes()
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     (run / "checkpoints").mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"run has saved step-00000004, but .*checkpoints holds no checkpoint; restore the checkpoints"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000004, .*; restore the checkpoints"):
         train(run, training__max_steps=8)
     with pytest.raises(CheckpointError, match="has saved step-00000004"):
         check_before_training(Run.open(run).config, 1, lambda line: None)

@@ -152,7 +152,7 @@ def test_a_limit_that_cannot_be_met_is_told(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_device_that_cannot_round_is_refused_before_the_run_begins(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^artifact\.quantiser=gptq needs torch and does not run on mlx; choose int8"):
+    with pytest.raises(ConfigError, match=r"^artifact\.quantiser=gptq .*mlx; choose int8"):
         rounded(data, tmp_path / "run", training__device="mlx")
     assert not (tmp_path / "run").exists()
 

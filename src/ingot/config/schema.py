@@ -564,9 +564,9 @@ class Config(Section):
         return self.evaluation.stride or self.data.seq_len
 
     @property
-    def suggested_tokenizer(self) -> str:
-        """Return the tokenizer to recommend when text is prepared for this config."""
-        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_VOCAB_SIZE else "byte")
+    def suggested_tokenizer(self) -> str | None:
+        """Return the tokenizer to recommend when text is prepared for this config; None: `ingot data prepare` chooses one."""
+        return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_VOCAB_SIZE else None)
 
     @property
     def rows_per_step(self) -> int:

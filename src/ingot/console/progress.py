@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TextIO
 
@@ -219,7 +220,7 @@ class LiveReporter(LineReporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._bpb = f"bpb {report.val_bpb:.4f}"
         self._work = None if self._step is not None else Work("training")
-        super().evaluation(report)
+        super().evaluation(replace(report, rows=0, stride=None))  # which rows were scored is only in log.txt
 
     def phase(self, number: int, tokens: int) -> None:
         pass  # not shown: log.txt records it

@@ -115,9 +115,9 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         raise CheckpointError(
             f"{path} is not complete: its status is {state.status}; finish it with: ingot train {shlex.quote(str(path))}"
         )
-    value: Any = result.get(score)
-    if not is_number(value) or abs(value) > MAX_SCORE:
-        scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
+    value = valid_score(result.get(score))
+    if value is None:
+        scores = [name for name in get_args(ScoreName) if valid_score(result.get(name)) is not None]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
     if score != "artifact_bpb" and at not in (None, steps):  # result.json of older versions has no val_step
@@ -132,7 +132,12 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     if not part:
         text_bytes = evaluations[-1].get("bytes") if (evaluations := run.series.read().evaluations) else None
     data = result.get("data_fingerprint") or settings.get("data.path")  # older versions did not record a fingerprint
-    return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
+    return Scored(path, value, seeds, str(data), text_bytes, part, sliding, settings)
+
+
+def valid_score(value: object) -> float | None:
+    """Return a score read from a run's files, or None if it is missing or invalid."""
+    return float(value) if is_number(value) and abs(value) <= MAX_SCORE else None
 
 
 def verdict(comparison: Comparison) -> str:
@@ -221,7 +226,7 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
         groups.setdefault(arm_key(run.settings), []).append(run)
     arms = []
     for group in (group for group in groups.values() if len(group) > 1):
-        scores = [run.val_bpb for run in group if run.val_bpb is not None]
+        scores = [score for run in group if (score := valid_score(run.val_bpb)) is not None]
         mean, std = statistics.fmean(scores) if scores else None, statistics.stdev(scores) if len(scores) > 1 else None
         arms.append(SeedGroup(tuple(group), len(scores), mean, std))
     return arms

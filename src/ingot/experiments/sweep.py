@@ -28,7 +28,7 @@ from ingot.config.schema import Config
 from ingot.config.text import Plain, format_value, parse_yaml
 from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
-from ingot.experiments.compare import BYTES, SEEDS, ScoreName
+from ingot.experiments.compare import BYTES, SEEDS, ScoreName, valid_score
 from ingot.experiments.statistics import welch
 from ingot.runs.view import Run
 from ingot.runtime.files import readable, writing_output
@@ -320,7 +320,7 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
             error = error or record["error"]
         result = (run.result() or {}) if status == "completed" else {}
         speed = result.get("tokens_per_second") or speed
-        row = TrialSummary(record["run"], trial.seed, status, result.get(score), speed, seconds, error)
+        row = TrialSummary(record["run"], trial.seed, status, valid_score(result.get(score)), speed, seconds, error)
         arms.setdefault(trial.arm, []).append(row)
     scores = {arm: [one.score for one in found if one.score is not None] for arm, found in arms.items()}
     first = next(iter(scores.values()))

@@ -107,7 +107,7 @@ def validate(
     rows, ids = config.model.vocab_size or 0, data.tokenizer.vocab_size if data.tokenizer is not None else 0
     if ids and rows - ids > IDLE_ROWS:
         message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding are never used"
-        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
+        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer or f'bpe:{rows}'}"
         settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
         findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
     # Skip the supply check after an error in the data, because the token counts are wrong.

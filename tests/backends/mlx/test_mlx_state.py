@@ -153,7 +153,7 @@ def test_what_only_torch_does_is_refused_by_the_name_of_the_setting(sections, sa
 
 def test_several_ranks_are_refused():
     config = Pupil("mlx", "gpt2").config
-    with pytest.raises(ConfigError, match=r"training\.device=mlx trains in one process, but this run has 2 ranks"):
+    with pytest.raises(ConfigError, match=r"training\.device=mlx .* 2 ranks"):
         open_backend(config, 40, Ranks(0, 2))
     with pytest.raises(ConfigError, match="this run has 2 ranks"):
         open_group(find_device("mlx"), Ranks(1, 2))

@@ -81,7 +81,7 @@ def test_stages_set_the_window_and_a_model_is_judged_with_the_last_one():
         narrow = Pupil("mlx", {**MODELS["frontier"], "window": window}, fast, max_steps=8)
         narrow.backend.load(ours.state())
         assert (abs(narrow.mean() - ours.mean()) < 1e-6) == (window == 9)
-    with pytest.raises(ConfigError, match=r"window=0 must be a whole number of tokens, at least 1"):
+    with pytest.raises(ConfigError, match=r"window=0 .*at least 1"):
         Pupil("mlx", "frontier", stages=[{"steps": 1, "model": {"window": 0}}])
 
 

@@ -109,7 +109,7 @@ def test_files_of_another_name_are_not_trained_on_by_mistake(golf: Golf, data: P
 
 def test_a_validation_split_that_fills_no_row_is_refused(golf: Golf, data: Path) -> None:
     (data / "fineweb_val_000000.bin").write_bytes(shard(validation(data)[:32]))
-    assert golf.refuses(3, DATA_PATH=str(data)) == "the validation split has 32 tokens, but it needs more than TRAIN_SEQ_LEN=32"
+    assert "more than TRAIN_SEQ_LEN=32" in golf.refuses(3, DATA_PATH=str(data))
 
 
 def test_another_vocabulary_than_the_tokenizers_is_refused_with_both(golf: Golf) -> None:

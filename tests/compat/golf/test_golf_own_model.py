@@ -125,7 +125,7 @@ def test_what_such_a_model_cannot_hear_and_files_that_are_not_there_are_refused(
 def test_a_pipe_is_refused_and_not_waited_for(golf: Golf, mine: Path, tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     said = golf.refuses(2 if name == "MODEL_FILE" else 4, **OWN | {name: "pipe.py"})
-    assert "pipe.py cannot be read: it is a pipe or a device, not a plain file" in said
+    assert "pipe.py" in said and "pipe or a device" in said
 
 
 def test_a_model_that_sees_the_future_is_refused_by_the_name_of_its_variable(golf: Golf, mine: Path, tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def test_torchrun_starts_it(golf: Golf, alone: tuple[Path, Ran]) -> None:
 
 def test_more_ranks_than_rows_are_refused(golf: Golf) -> None:
     said = golf.refuses(2, RANK="0", WORLD_SIZE="17")
-    assert said == "17 ranks cannot share the 16 rows of a step; use fewer ranks or raise TRAIN_BATCH_TOKENS"
+    assert "17 ranks" in said and said.endswith("use fewer ranks or raise TRAIN_BATCH_TOKENS")
 
 
 def test_what_every_rank_finds_wrong_the_first_one_says(golf: Golf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "PEER_WAIT_SECONDS", 0)
     assert golf(2, RANK="1", WORLD_SIZE="2", NUM_HEADS="3").err == ""
     said = golf.refuses(2, RANK="0", WORLD_SIZE="2", NUM_HEADS="3")
-    assert said == "NUM_HEADS=3 does not divide MODEL_DIM=16; the nearest count that does is 2"
+    assert said.startswith("NUM_HEADS=3 ") and "MODEL_DIM=16" in said and said.endswith(" 2")

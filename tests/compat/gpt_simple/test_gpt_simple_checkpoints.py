@@ -62,7 +62,7 @@ def test_every_shape_that_its_keys_describe_gives_its_logits(their_run: TheirRun
 
 def test_a_checkpoint_without_its_tokenizer_is_not_opened_with_another_unless_one_is_named(our_copy: Path) -> None:
     shutil.rmtree("out/tokenizer")
-    with pytest.raises(DataError, match="out/checkpoints/final has no tokenizer, and its 384 ids are not GPT-2's; give one"):
+    with pytest.raises(DataError, match=r"out/checkpoints/final .* 384 ids .*; give one"):
         load("out/checkpoints/final", device="cpu")
     assert load("out/checkpoints/final", device="cpu", tokenizer="tok").tokenizer.vocab_size == 300
 

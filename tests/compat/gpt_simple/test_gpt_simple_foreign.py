@@ -191,6 +191,14 @@ def test_validate_finds_what_train_refuses_of_a_checkpoint_elsewhere(their_copy:
     assert main(["train", *words, "--model.activation", "gelu"]) == 4
 
 
+def test_validate_notes_keys_that_differ_from_those_of_the_originals_run(
+    their_copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in ([], False), (["--optimizer.learning_rate", "0.02"], True):
+        main(["validate", "--json", "--config", "config.yaml", *words])
+        assert expected == ("resume.config_drift" in capfd.readouterr().out)
+
+
 def test_scratch_takes_nothing_over(their_copy: Path) -> None:
     config = read_config("config.yaml", {"training.resume": "scratch"})
     assert adopt(config, print, print) is None

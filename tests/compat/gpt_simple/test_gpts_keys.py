@@ -150,9 +150,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 def test_overrides_are_checked_together_with_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "training: {max_steps: 5000}")
     assert read_config(file, {"optimizer.warmup_steps": "7"}).optimizer.warmup_steps == 7
-    with pytest.raises(
-        ConfigError, match=r"warmup_steps=100 must be less than training.max_steps=50; lower it, for example to 5"
-    ):
+    with pytest.raises(ConfigError, match=r"warmup_steps=100 .*training.max_steps=50; lower it, for example to 5"):
         read_config(file, {"training.max_steps": "50"})
 
 

@@ -164,7 +164,7 @@ def test_without_a_gpu_the_way_out_is_named(foreign, sample):
 def test_missing_characters_are_never_taken_for_gpt2_s(foreign, sample, work):
     foreign.save(work / "out/ckpt.pt", config={"dataset": "gone"})
     said = sample(code=3).err
-    assert "has a vocabulary of 80, smaller than GPT-2's, and there is no data/gone/meta.pkl to list its characters" in said
+    assert "vocabulary of 80," in said and "data/gone/meta.pkl" in said
 
 
 def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sample, work):

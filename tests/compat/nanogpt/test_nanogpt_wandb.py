@@ -42,7 +42,5 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(
-        ConfigError, match=r"wandb_log=True needs Weights & Biases; install it with: pip install 'ingot-lm\[wandb\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"wandb_log=True .*pip install 'ingot-lm\[wandb\]'"):
         check_installed("wandb_log=True")

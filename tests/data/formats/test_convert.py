@@ -406,7 +406,7 @@ def test_text_is_sent_to_the_command_that_takes_it(run, tmp_path):
     (tmp_path / "a.txt").write_text("x")
     result = run(tmp_path, "--to", "nanogpt", "--output", tmp_path / "out")
     assert isinstance(result.exception, DataError)
-    assert "holds text (a.txt) and no tokens; prepare it with: ingot data prepare" in str(result.exception)
+    assert "prepare it with: ingot data prepare" in str(result.exception)
 
 
 @pytest.mark.parametrize("to", ["nanogpt", "shards", "gpt-simple"])

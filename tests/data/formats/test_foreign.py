@@ -136,7 +136,7 @@ def text_shards(tmp_path):
 
 def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path):
     folder = other_vocabulary(tmp_path / "d")
-    with pytest.raises(DataError, match=r"260 ids that are not single characters; set data\.tokenizer to the tokenizer"):
+    with pytest.raises(DataError, match=r"260 ids .*; set data\.tokenizer to"):
         open_dataset(str(folder))
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
 
@@ -146,7 +146,7 @@ def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
     with pytest.raises(DataError, match=r"data\.tokenizer is .*number, but .* has no meta\.pkl; add .* with vocab_size"):
         open_dataset(str(folder), "number")
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
-    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or to number if the ids do not"):
+    with pytest.raises(DataError, match=r"7 ids .*; .* or to number"):
         open_dataset(str(folder))
     found = open_dataset(str(folder), "number").tokenizer
     assert (found.kind, found.vocab_size, found.decode([3, 1])) == ("number", 7, "3 1")

@@ -74,7 +74,7 @@ def test_one_file_of_json_lines_is_prepared(tmp_path):
 
 
 def test_text_needs_a_tokenizer(lines):
-    with pytest.raises(DataError, match=r"text holds text; set data\.tokenizer to the tokenizer"):
+    with pytest.raises(DataError, match=r"text holds text.*--recipe auto .*data\.tokenizer=bpe:2048"):
         open_dataset(str(lines))
 
 
@@ -138,7 +138,5 @@ def test_a_format_without_buckets_says_that_they_are_one_now(lines, tmp_path, ca
     prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, kind_of))
     with caplog.at_level(logging.WARNING):
         convert(open_tokens(tmp_path / "data"), tmp_path / "shards", "shards")
-    assert any(
-        "the format shards has no buckets, so the buckets books, web are merged" in record.message for record in caplog.records
-    )
+    assert any("the buckets books, web are merged" in record.message for record in caplog.records)
     assert np.fromfile(next((tmp_path / "shards").glob("*train*")), "<i4", 3)[2] > 0

@@ -201,7 +201,7 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
     (finding,) = audit(tmp_path / "set", byte_gap=1).findings
-    assert "the tokens decode to 7 bytes but 6 were recorded when the data was written" in finding.line
+    assert "decode to 7 bytes but 6 were recorded" in finding.line
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):
@@ -210,7 +210,7 @@ def test_an_unknown_split_is_refused_with_the_known_ones(folder):
 
 
 def test_a_missing_folder_says_how_to_prepare_it(tmp_path):
-    command = f"ingot data prepare --input FILE --tokenizer byte --output {tmp_path / 'gone'}"
+    command = f"ingot data prepare --input FILE --output {tmp_path / 'gone'}"
     with pytest.raises(DataError, match=f"no data at {tmp_path / 'gone'}: .*prepare it with: {command}"):
         Dataset.open(tmp_path / "gone")
 
@@ -222,7 +222,7 @@ def test_a_text_file_gives_the_command_that_prepares_it(tmp_path):
         Dataset.open(text)
     command = shlex.split(str(caught.value).partition("with: ")[2])
     assert command[:3] == ["ingot", "data", "prepare"]
-    assert command[3:] == ["--input", str(text), "--tokenizer", "byte", "--output", "DIR"]
+    assert command[3:] == ["--input", str(text), "--output", "DIR"]
 
 
 def test_a_folder_that_was_not_prepared_is_refused(tmp_path):
@@ -246,7 +246,7 @@ def test_another_json_file_is_no_dataset(folder, content):
 
 def test_a_newer_version_asks_for_an_upgrade(folder):
     edit(folder, lambda record: record.update(version=3))
-    with pytest.raises(DataError, match=r"has version 3 but this version of ingot reads only versions up to 2; upgrade ingot"):
+    with pytest.raises(DataError, match=r"version 3 .* up to 2; upgrade ingot"):
         Dataset.open(folder)
 
 
@@ -290,9 +290,7 @@ def test_a_missing_shard_is_noticed_at_opening(folder):
 def test_a_shard_cut_short_is_noticed_at_opening(folder):
     shard = folder / "train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
-    with pytest.raises(
-        DataError, match=r"train_000000.bin has 1,036 bytes instead of the 1,038 of a header and 7 tokens: it is cut short"
-    ):
+    with pytest.raises(DataError, match=r"train_000000.bin has 1,036 bytes instead of the 1,038 "):
         Dataset.open(folder)
 
 
@@ -352,7 +350,8 @@ def test_a_token_that_begins_a_shard_continues_its_text(tmp_path):
     assert len(train.record.shards) > 5 and train.piece_bytes == sizes.sum()
     for number, shard in enumerate(train.record.shards[:-1]):  # the last one has the bytes of text that no token stands for
         assert shard.bytes == sizes[3 * number : 3 * number + 3].sum()
-    convert(open_tokens(tmp_path / "set"), tmp_path / "pairs", "gpt-simple")
+    pairs = convert(open_tokens(tmp_path / "set"), tmp_path / "pairs", "gpt-simple")
+    assert pairs.splits["train"].bytes == sizes.sum()
     (tmp_path / "toy.model").write_bytes(tokenizer.contents)
     convert(
         open_tokens(tmp_path / "pairs"),

@@ -53,5 +53,5 @@ def test_wide_ids_are_read_by_a_wide_stream_and_refused_by_a_narrow_one():
     narrow = TokenStream([Path("a")], [3], lambda path: wide)
     assert narrow.read(2, 3).tolist() == [3]
     for read in (narrow.read, narrow.slice):
-        with pytest.raises(DataError, match=r"a contains token 70,000: ids above 65,535 do not fit the tokenizer's 16-bit ids"):
+        with pytest.raises(DataError, match=r"a contains token 70,000: .*16-bit"):
             read(0, 3)

@@ -182,9 +182,7 @@ def test_the_start_of_a_document_is_what_the_file_says_or_a_usual_name(config, b
 def test_the_start_of_a_document_can_be_named():
     assert toy_hf(llama_config(), "</s>").bos == 2
     assert toy_hf(llama_config(), "").bos is None
-    with pytest.raises(
-        DataError, match=r"'the' is not a special token and cannot start documents; special tokens: <unk>, <s>, </s>"
-    ):
+    with pytest.raises(DataError, match=r"'the' .*special tokens: <unk>, <s>, </s>"):
         toy_hf(llama_config(), "the")
 
 

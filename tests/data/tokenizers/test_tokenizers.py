@@ -189,7 +189,7 @@ def test_unknown_characters_are_listed_up_to_ten():
 def test_sixty_five_thousand_characters_fit_and_one_more_does_not():
     characters = [chr(i) for i in range(0x20000, 0x30001)]
     assert CharTokenizer(characters[:-1]).encode(characters[-2]).tolist() == [65535]
-    with pytest.raises(DataError, match=r"65,537 distinct characters, but .* at most 65,536; use the byte tokenizer"):
+    with pytest.raises(DataError, match=r"65,537 .* at most 65,536; use the byte tokenizer"):
         CharTokenizer(characters)
 
 

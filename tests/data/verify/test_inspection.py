@@ -114,7 +114,7 @@ def test_bare_shards_are_inspected_with_the_tokenizer_that_is_given(tmp_path):
 
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path):
     write_shard(tmp_path / "fineweb_train_000000.bin", np.array([1, 70, 260, 300], np.uint16))
-    with pytest.raises(DataError, match="2 tokens of train are outside the byte vocabulary of 260 ids"):
+    with pytest.raises(DataError, match=r"2 tokens of train .*260 ids"):
         inspect(tmp_path, tokenizer="byte")
 
 

@@ -91,6 +91,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     """Check a run and print a report; return 1 if the run cannot start, 2 for warnings (1 with --strict), else 0."""
+    from ingot.artifact.gpt_simple import STATE, config_hash
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
@@ -104,6 +105,10 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     warnings(config, warn)
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
     report = preflight(resolved, options.world_size, began=process_start(), workers=workers, allow_mismatch=mismatch)
+    if report.resume is not None and not report.findings.blocked:
+        saved_hash = (read_dict(Path(report.resume["path"]) / STATE) or {}).get("config_hash")  # not in Ingot's own checkpoints
+        if saved_hash and saved_hash != config_hash(config.to_dict()):
+            report.findings.add("resume.config_drift", "info", f"some keys differ from those saved in {report.resume['path']}")
     if options.json:
         print_json(report_record(report, options.strict, key_name, advice))
     else:

@@ -18,7 +18,7 @@ from ingot.runtime.files import allow_open_files, is_url, user_path, write_atomi
 from ingot.runtime.remote import Remote, staging
 
 
-def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
+def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str | None = None) -> Dataset:
     """Open the data at `data.path`, preparing text if necessary; if a tokenizer is given, it must match the dataset's.
 
     `trust_tokens` skips the check that the tokenizer produced the tokens of another program's data. `fitting` is the tokenizer
@@ -33,7 +33,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         if buckets or (folder.is_file() and folder.name.endswith(FILE_SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
     published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)  # golf's data, which `ingot data download` can fetch
-    if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(fitting).exists():
+    if published and folder.parent.name == "datasets" and not folder.exists() and not (fitting and user_path(fitting).exists()):
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
         raise DataError(f"no data at {folder}: the folder does not exist; download it and its tokenizer with: {command}")
     dataset = Dataset.open(folder, fitting)

@@ -93,7 +93,8 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")
     if tokenizer is None:
-        raise DataError(f"{path} holds text; set {{0}} to the tokenizer to prepare it with", Setting("data.tokenizer"))
+        named = Setting("data.tokenizer", "bpe:2048")
+        raise DataError(f"{path} holds text, not tokens", named, advice="train with --recipe auto or set {0}")
     opened = open_unless_learned(tokenizer)
     key = digest(
         {

@@ -269,7 +269,7 @@ class Dataset:
     record: Manifest | None = None  # the contents of dataset.json, if readable
 
     @classmethod
-    def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
+    def open(cls, path: Path | str, fitting: str | None = None, *, strict: bool = True) -> Dataset:
         """Open a prepared folder and check the headers, sizes and counts of its files.
 
         With `strict` the first problem raises an error; otherwise all problems are collected. `fitting` is the tokenizer that the
@@ -385,10 +385,10 @@ def _checksum_of_ends(path: Path) -> str:
         return hashlib.sha256(start + file.read() + str(size).encode()).hexdigest()
 
 
-def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "byte") -> str:
-    """Return the `ingot data prepare` command for a text file or folder."""
-    source, tokenizer, output = (shlex.quote(str(word)) for word in (source, tokenizer, output))
-    return f"ingot data prepare --input {source} --tokenizer {tokenizer} --output {output}"
+def prepare_command(source: Path | str, output: Path | str, tokenizer: str | None = None) -> str:
+    """Return the `ingot data prepare` command for a text file or folder; without a tokenizer, the command chooses one."""
+    options = {"input": source, "tokenizer": tokenizer, "output": output}
+    return " ".join(["ingot data prepare", *(f"--{name} {shlex.quote(str(word))}" for name, word in options.items() if word)])
 
 
 @dataclass

@@ -128,7 +128,7 @@ def test_a_half_written_npz_is_refused_with_its_name(mlx: MLXGolf, whole: tuple[
     content = (whole[0] / "logs/toy_mlx_model.npz").read_bytes()
     (tmp_path / "half.npz").write_bytes(content[: len(content) // 2])
     said = mlx.refuses(4, EVAL_ONLY_PATH="half.npz")
-    assert said.startswith("EVAL_ONLY_PATH=half.npz is not a model that golf wrote, or it is damaged: ")
+    assert said.startswith("EVAL_ONLY_PATH=half.npz ")
     assert mlx.refuses(4, EVAL_ONLY_PATH="none.npz") == "none.npz cannot be read: No such file or directory"
 
 
