@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting mentioned in an error; with a value, it is shown as path=value followed by its origin."""
+    """A setting mentioned in an error, shown as path=value (or path) and, in parentheses, the origin of the value."""
 
     path: str
     value: object = None
@@ -100,7 +100,7 @@ class Unreadable(CheckpointError):
 
 @dataclass(frozen=True)
 class Change:
-    """A setting whose value differs from the checkpoint's; in `said`, {0} is its name, {1} the old and {2} the new value."""
+    """A setting whose value differs from the checkpoint's; in `said`, {0} is the name, {1} the old and {2} the new value."""
 
     setting: str
     was: object
@@ -158,9 +158,9 @@ class NotFinite(RunError):
 class Interrupted(BaseException):
     """Raised when a stop is requested during work that the next session repeats from the start.
 
-    Like KeyboardInterrupt, it is not an Exception, because torch's compiler catches every Exception and raises its own.
+    Like KeyboardInterrupt, this is not a subclass of Exception, because torch's compiler replaces every Exception with its own.
     """
 
 
-NO_RESTART = 5  # exit code of a rank whose failure (NotFinite) has exit code 1, so that an elastic agent does not restart it
+NO_RESTART = 5  # a rank exits with this code instead of 1 after NotFinite, so that the elastic agent does not restart the ranks
 INTERRUPTED = 130  # exit code of a program ended by SIGINT, by shell convention

@@ -91,13 +91,13 @@ class Bomb:
 def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, protocol):
     ran = []
     monkeypatch.setattr(os, "system", ran.append)
-    refused(tmp_path / "a", pickle.dumps(Bomb(), protocol), r"it is a pickle, not an artifact; code in the file is not run")
+    refused(tmp_path / "a", pickle.dumps(Bomb(), protocol), r"the file is a pickle, not an artifact; code in the file is not run")
     assert not ran
 
 
 def test_a_file_of_torch_save_is_refused(tmp_path):
     torch.save(MODEL, tmp_path / "a")
-    refused(tmp_path / "a", (tmp_path / "a").read_bytes(), r"it is a zip file, as torch\.save writes it, not an artifact")
+    refused(tmp_path / "a", (tmp_path / "a").read_bytes(), r"the file is a zip file, as torch\.save writes it, not an artifact")
 
 
 def sealed(header, data=b""):
@@ -159,7 +159,7 @@ def test_facts_that_say_nothing_are_refused(tmp_path, facts):
 def test_deep_json_is_refused(tmp_path):
     refused(tmp_path / "a", sealed(with_entries({"x": entry()}, "[" * 100_000), bytes(8)), r"cannot be read: ")
     deep = b"[" * 4000
-    refused(tmp_path / "a", MAGIC + len(deep).to_bytes(4, "little") + deep, r"its header is damaged")
+    refused(tmp_path / "a", MAGIC + len(deep).to_bytes(4, "little") + deep, r"the header is damaged")
     deep = b"[" * 100_000
     refused(tmp_path / "a", len(deep).to_bytes(8, "little") + deep, r"its header is not JSON")
 
@@ -172,8 +172,8 @@ def test_a_well_formed_payload_is_what_the_hostile_ones_are_made_from(tmp_path):
 @pytest.mark.parametrize(
     ("told", "match"),
     [
-        ({"size": 2**62}, r"the 4611686018427387904 bytes its header declares"),
-        ({"size": 1 << 36}, r"compressed bytes cannot decompress to the 68719476736 bytes its header declares"),
+        ({"size": 2**62}, r"the 4611686018427387904 bytes that the header declares"),
+        ({"size": 1 << 36}, r"compressed bytes cannot decompress to the 68719476736 bytes that the header declares"),
         ({"size": 10**3000}, r"compressed bytes cannot decompress to the"),
         ({"size": -1}, r"compressed bytes cannot decompress to the"),
         ({"size": 5}, r"does not decompress to the 5 bytes"),
@@ -182,9 +182,9 @@ def test_a_well_formed_payload_is_what_the_hostile_ones_are_made_from(tmp_path):
         ({"size": None}, r"checksum does not match"),
         ({"size": 1.5}, r"checksum does not match"),
         ({"sha256": "0" * 64}, r"checksum does not match"),
-        ({"version": 2}, r"its format version is 2, not 1"),
-        ({"version": 10**3000}, r"its format version is 1000"),
-        ({"version": "1"}, r"its header is damaged"),
+        ({"version": 2}, r"the format version is 2, not 1"),
+        ({"version": 10**3000}, r"the format version is 1000"),
+        ({"version": "1"}, r"the header is damaged"),
         ({"more": 1}, r"checksum does not match"),
         ({"codec": "pickle"}, r"compressed with 'pickle', which this version of ingot does not support"),
         ({"codec": "none"}, r"compressed with 'none', which"),
@@ -207,7 +207,7 @@ def test_a_version_of_the_future_is_refused(tmp_path):
     refused(
         tmp_path / "a",
         sealed(with_entries({"x": entry()}, '{"version":9,"dtypes":{}}'), bytes(8)),
-        r"its format version is 9, not 1",
+        r"the format version is 9, not 1",
     )
 
 
@@ -229,7 +229,7 @@ def test_a_file_that_another_program_wrote_anew_says_so(tmp_path):
 @pytest.mark.parametrize("metadata", [5, None, [], "ingot", {"ingot": 5}, {"ingot": {}}])
 def test_metadata_of_any_shape_is_no_traceback(tmp_path, metadata):
     text = json.dumps({"__metadata__": metadata}).encode()
-    refused(tmp_path / "a", len(text).to_bytes(8, "little") + text, r"cannot be read: it")
+    refused(tmp_path / "a", len(text).to_bytes(8, "little") + text, r"cannot be read: (its|the|ingot) ")
 
 
 def test_a_file_of_another_kind_is_told_with_what_to_give(tmp_path):

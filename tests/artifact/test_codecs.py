@@ -46,14 +46,14 @@ def test_standard_tools_unfold_what_we_write(codec):
 @pytest.mark.parametrize("wrong", [-1, 1, 1000])
 def test_a_size_that_is_not_the_announced_one_is_refused(codec, wrong):
     data = compress(codec, [b"weights " * 100])
-    with pytest.raises(ValueError, match=rf"^its {codec} data "):
+    with pytest.raises(ValueError, match=rf"^the {codec} data "):
         decompress(codec, memoryview(data), 800 + wrong)
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
 def test_bytes_behind_the_end_are_refused(codec):
     data = compress(codec, [b"weights " * 100]) + b"more"
-    with pytest.raises(ValueError, match=rf"^its {codec} data "):
+    with pytest.raises(ValueError, match=rf"^the {codec} data "):
         decompress(codec, memoryview(data), 800)
 
 
@@ -61,14 +61,14 @@ def test_bytes_behind_the_end_are_refused(codec):
 def test_data_cut_anywhere_is_refused(codec):
     data = compress(codec, [b"weights " * 100])
     for length in range(len(data)):
-        with pytest.raises(ValueError, match=rf"^its {codec} data "):
+        with pytest.raises(ValueError, match=rf"^the {codec} data "):
             decompress(codec, memoryview(data)[:length], 800)
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
 @given(data=st.binary(max_size=300))
 def test_noise_is_refused(codec, data):
-    with pytest.raises(ValueError, match=rf"^its {codec} data "):
+    with pytest.raises(ValueError, match=rf"^the {codec} data "):
         decompress(codec, memoryview(data), 1000)
 
 
@@ -88,14 +88,14 @@ except ValueError as error:
     print(error)
 """
     said, complaint = python(program, codec).communicate(BOMB[codec](200_000_000).hex())
-    assert said.startswith(f"its {codec} data "), complaint
+    assert said.startswith(f"the {codec} data "), complaint
     assert "emory" not in said
 
 
 def test_an_xz_dictionary_that_fills_the_memory_is_refused():
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 29}]
     data = lzma.compress(b"weights", filters=filters)
-    with pytest.raises(ValueError, match=r"^its lzma data is damaged"):
+    with pytest.raises(ValueError, match=r"^the lzma data is damaged"):
         decompress("lzma", memoryview(data), 7)
 
 

@@ -275,7 +275,7 @@ def test_a_folder_with_a_pickle_only_is_refused(folder):
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist; give a folder with"):
         read_model(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         read_model(tmp_path)

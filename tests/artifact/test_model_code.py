@@ -194,7 +194,7 @@ def test_what_does_not_fit_into_the_context_and_foreign_caches_are_refused(tmp_p
     other = opened(tmp_path / "hf")
     with pytest.raises(ValueError, match="49 tokens do not fit into a context of 48 tokens"):
         other(tokens(1, CONTEXT + 1))
-    with pytest.raises(ValueError, match="past_key_values must be that of an earlier output"):
+    with pytest.raises(ValueError, match="past_key_values must come from an earlier output"):
         other(tokens(1, 3), past_key_values=transformers.DynamicCache())
 
 
@@ -217,7 +217,7 @@ def test_a_custom_model_that_cannot_be_exported_is_refused(tmp_path):
             r"both define rotate",
         ),
         ("from ingot.model.golf import *", r"import only names from ingot\.model"),
-        ("import math; SCALE = 1.0", r"mine\.py:1: put this import on a line of its own"),
+        ("import math; SCALE = 1.0", r"mine\.py:1: put this import on a separate line"),
         ("import ingot.model.golf", r"with `import ingot.model.golf` cannot be exported"),
     ):
         file.write_text(line + "\nclass Model:\n    pass\n")

@@ -77,7 +77,7 @@ def check_same(onnxruntime, file, model, vocab_size=ROWS, tolerance=1e-3):
             assert relative_error(ours, logits_in_parts(onnxruntime, file, row, lengths)) < tolerance
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name != "frontier")) for name in MODELS])
 def test_onnxruntime_computes_and_writes_what_the_model_does(onnxruntime, tmp_path, name):
     family = name.split("-")[0]
     settings = settings_of(family, **{"context": 96, **MODELS[name]})
@@ -93,7 +93,7 @@ def test_onnxruntime_computes_and_writes_what_the_model_does(onnxruntime, tmp_pa
     assert b"ingot" not in (tmp_path / "model.onnx").read_bytes()  # such as the paths in stack traces
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp16", marks=pytest.mark.long), "int8"])
 def test_narrow_weights_stay_close(onnxruntime, tmp_path, dtype):
     model = random_model(settings_of("gpt2", vocab_size=ROWS + 4))
     exact = sum(p.numel() for p in model.parameters()) * 4

@@ -181,7 +181,7 @@ def test_help_lists_the_verbs_in_groups_and_the_settings_of_a_verb(ingot: Any) -
     assert helped.code == 0 and "Settings:\n  recipes  List the recipes, or print the YAML of one.\n" in helped.out
     shown = ingot("config", "show", "--help").out
     assert "Settings, given as --section.key value" in shown and "learning_rate" in shown
-    assert all(f"\n  {section:<12}" in shown for section in sections()) and shown.endswith("shows their values.\n")
+    assert all(f"\n  {section:<12}" in shown for section in sections()) and shown.endswith("prints its value.\n")
     assert ingot("--version").out.startswith("ingot")
 
 

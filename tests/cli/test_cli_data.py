@@ -198,7 +198,7 @@ def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_pa
         assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token", "piece", "bytes"]
         train = lines[2].split()
         assert int(train[5].replace(",", "")) < int(train[3].replace(",", ""))
-    assert "piece bytes (the bytes of the tokens) differ from bytes" in prepared
+    assert "piece bytes (the size of the decoded tokens) differ from bytes" in prepared
 
 
 def test_an_unknown_tokenizer_is_refused_with_those_there_are(ingot, text, tmp_path):

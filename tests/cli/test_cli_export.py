@@ -258,7 +258,7 @@ def test_a_damaged_artifact_is_refused_by_every_verb(ingot, call, run):
     content[-100] ^= 4
     file.write_bytes(content)
     said = ingot("eval", "--artifact", file, code=4).stderr
-    assert said == f"ingot: error: {file} cannot be read: its checksum does not match; it is damaged or cut short\n"
+    assert said == f"ingot: error: {file} cannot be read: the checksum does not match; the file is damaged or cut short\n"
     assert isinstance(call("export", file, "--output", run / "b").exception, CheckpointError)
 
 

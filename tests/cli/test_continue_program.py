@@ -131,7 +131,7 @@ def test_force_begins_anew_and_says_what_it_deletes(call: Call, data: Path, tmp_
     [
         (["demo"], "demo is not a run folder; did you mean the recipe --recipe demo"),
         (["RUN", "--resume", "RUN"], "both name a run; keep one"),
-        (["RUN", "--config", "a.yaml"], "RUN is resumed with its own settings; leave --config out"),
+        (["RUN", "--config", "a.yaml"], "RUN is resumed with the settings in its config.yaml; leave --config out"),
         (["--resume", "RUN", "--training.output_dir", "x"], "training.output_dir cannot be set when RUN is resumed"),
         (["--training.max_steps", "3", "RUN"], "unexpected 'RUN' on the command line"),
     ],

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 from programs import Ingot, checkpoints, losses, metrics, one_line, progress, state, train_words
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from ingot.backends.torch.elastic import _first_failure
 
 # A model in which one rank fails at its tenth training pass, in the first attempt of the run.
 FAILING = """
@@ -58,6 +62,11 @@ def test_a_run_that_loses_a_rank_restarts_and_ends_with_the_losses_of_an_undistu
     assert sessions(run) == 2
     assert losses(run) == pytest.approx(losses(tmp_path / "undisturbed"), abs=1e-6)
     assert (progress(run)["sample"], progress(run)["tokens"]) == (8 * 16, 256 * 16)
+
+
+def test_the_failure_that_counts_is_not_that_of_a_rank_which_lost_another():
+    lost, broken = (ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="") for rank, code in enumerate((1, 4)))
+    assert _first_failure(RunResult(WorkerState.FAILED, failures={0: lost, 1: broken})) == (1, broken)
 
 
 def test_restarts_without_a_launcher_are_refused(ingot: Ingot, data, tmp_path):
@@ -174,7 +183,7 @@ def test_a_run_continues_without_a_machine_that_is_cut_off(ingot: Ingot, data, t
         (["--training.resume=never", "--max-restarts=1"], "--max-restarts excludes training.resume=never"),
         (
             ["--nnodes=2", "--master-port=1234", "--max-restarts=1", "--force"],
-            "with --nnodes, needs training.output_dir, not --force",
+            "with --nnodes, it needs training.output_dir and excludes --force",
         ),
     ],
 )

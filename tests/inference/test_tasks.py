@@ -198,7 +198,7 @@ def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
     ("name", "line", "reason"),
     [
         ("piqa", {"goal": "a", "sol1": "a", "sol2": "b"}, "it has no 'label'"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer has index 2, but there are 2 choices"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "the answer has index 2, but there are 2 choices"),
         ("hellaswag", {"ctx": "a", "endings": ["b", ""], "label": "1"}, "a continuation is empty"),
         ("lambada", {"context": "", "continuation": ""}, "a continuation is empty"),
         ("lambada", {"text": "word"}, "the text has only one word"),

@@ -1,23 +1,27 @@
 """`ingot plan`: the simulated step has the memory of a real one, and what follows from it is right."""
 
 import json
-import tempfile
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import step_memory
 import torch
+from step_memory import allocated
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 
+import ingot
 from ingot.backends.base import StepMemory
-from ingot.backends.open import open_backend, simulate_step
+from ingot.backends.open import simulate_step
 from ingot.backends.torch.simulate import LiveBytes, compiler
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError
 from ingot.model.loss import head_loss
 from ingot.preflight.plan import make_plan
 from ingot.runtime.ranks import Ranks
-from ingot.train.step_plan import shapes
 
 FLOAT, VOCAB = 4, 512
 TINY = {
@@ -83,27 +87,31 @@ def test_the_simulated_peak_is_that_of_a_real_step(changes):
     }
     config = config_of(training__device="cpu", training__threads=1, **changes)
     step = simulated(config, every=int(config.training.gradient_checkpointing))
-    backend = open_backend(config, VOCAB, Ranks())
-    (plan,) = shapes(config)
-    batch = backend.host_buffer((8, 2, 128))
-    batch[:] = 1
-    backend.tune([(plan, batch)], {})
-    backend.step(batch, batch[:, 1].size, plan).result()  # creates the optimizer state
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        backend.step(batch, batch[:, 1].size, plan).result()
-    backend.close()
-    with tempfile.TemporaryDirectory() as folder:
-        profiler.export_chrome_trace(str(Path(folder) / "trace.json"))
-        events = json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
-    allocated = [
-        event["args"]["Bytes"] for event in sorted(events, key=lambda event: event.get("ts", 0)) if event["name"] == "[memory]"
-    ]
-    live = most = 0
-    for size in allocated:
-        live += size
-        most = max(most, live)
+    measured = allocated(config, VOCAB, Ranks())
     state = step.parts["weights"] + step.parts["optimizer"]
-    assert sum(step.parts.values()) == pytest.approx(state + most, rel=0.1)
+    assert sum(step.parts.values()) == pytest.approx(state + measured, rel=0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [{}, {"model__family": "llama"}, {"optimizer__name": "muon"}], ids=["gpt2", "llama", "muon"])
+def test_the_simulated_peak_of_four_sharded_ranks_is_that_of_real_ones(changes):
+    fixed = {"precision": "bf16", "kernels": "off", "parallel": "fsdp", "tokens_per_step": 8 * 128, "micro_batch": 2, "threads": 1}
+    fixed = {f"training__{name}": value for name, value in fixed.items()}
+    config = config_of(**fixed, training__device="cpu", model__layers=6, model__width=128, **changes)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared["PYTHONPATH"] = str(Path(ingot.__file__).parents[1])
+    command = [sys.executable, step_memory.__file__, config.model_dump_json(), str(VOCAB)]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE)
+        for rank in "0123"
+    ]
+    measured = [int(rank.communicate()[0]) for rank in ranks]
+    step = simulated(config, 4, "fsdp", rows=2)
+    state = step.parts["weights"] + step.parts["optimizer"]
+    assert [state + each for each in measured] == pytest.approx([sum(step.parts.values())] * 4, rel=0.05)
 
 
 def test_a_compiled_loss_takes_what_was_measured_on_a_gpu():

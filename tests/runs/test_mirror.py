@@ -265,7 +265,7 @@ def test_storage_that_cannot_be_reached_is_one_clear_sentence(s3: str, ingot: In
 
 
 def test_urls_are_refused_where_a_path_is_needed(ingot: Ingot, data: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"s3://bucket/model\.py is a URL, which only training\.output_dir"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/model\.py is a URL, but only training\.output_dir"):
         user_path("s3://bucket/model.py")
     refused = ingot(*train_words(data, Path("x"), training__output_dir="nowhere://bucket/run"), code=2)
     assert "Protocol not known: nowhere" in one_line(refused)

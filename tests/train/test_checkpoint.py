@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ingot.config.schema import TrainingSection
 from ingot.errors import CannotContinue, CheckpointError, Unreadable
+from ingot.runs import checkpoints
 from ingot.runs.checkpoints import (
     Checkpoint,
     _checksum,
@@ -438,3 +439,17 @@ def test_a_checkpoint_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monk
     assert {path.stem for path in saved.iterdir()} <= set(happened[:named])  # every file
     assert saved.name in happened[:named]  # the folder in which they lie
     assert happened[named + 1 :] == [tmp_path.name]
+
+
+def test_the_first_rank_does_not_wait_for_a_part_when_the_disk_has_no_room_even_for_the_reason(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    partial = checkpoints.begin_checkpoint(tmp_path, 3)
+    monkeypatch.setattr(checkpoints, "PART_WAIT_SECONDS", 0.0)
+    for name in ("write_tensors", "write_atomically"):
+        monkeypatch.setattr(checkpoints, name, full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save_part(tmp_path, 3, lambda: tensors(3), 1)
+    with pytest.raises(CheckpointError, match="cannot write its part"):
+        checkpoints._wait_for_part(partial / checkpoints.PART_INDEX.format(1))

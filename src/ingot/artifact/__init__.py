@@ -1,1 +1,1 @@
-"""Model files: our artifact format, the formats of Hugging Face and gpt-simple, and GGUF."""
+"""Model files: Ingot's artifact format, the formats of Hugging Face and gpt-simple, and GGUF."""

@@ -71,7 +71,7 @@ def decompress(codec: str, data: memoryview, size: int) -> bytes:
             payload = stream.decompress(data, size + 1)
             whole = stream.eof and not stream.unused_data
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
-        raise ValueError(f"its {codec} data is damaged ({error})") from None
+        raise ValueError(f"the {codec} data is damaged ({error})") from None
     if not whole or len(payload) != size:
-        raise ValueError(f"its {codec} data does not decompress to the {size:,} bytes that the header declares")
+        raise ValueError(f"the {codec} data does not decompress to the {size:,} bytes that the header declares")
     return payload

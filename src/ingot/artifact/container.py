@@ -1,4 +1,4 @@
-"""The artifact: a single file with a model's weights and the metadata to rebuild it. Reading it never runs code.
+"""The artifact: a single file with a model's weights and the metadata needed to rebuild the model. Reading it runs no code.
 
 The payload is a safetensors file with the metadata in its header. If it is compressed, a small header precedes it. Every byte is
 covered by a checksum: the payload stores its own checksum at a fixed offset, computed with zeros in that field, and the header
@@ -30,12 +30,12 @@ PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's 
 CHECKSUM = slice(8 + len(PRELUDE), 8 + len(PRELUDE) + 64)
 FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"\x1f\x8b": "a gzip file", b"GGUF": "a GGUF file"}
 
-Codes = Mapping[str, list[TensorRecord]]  # maps a tensor's name to its codes and the scale of each row
+Codes = Mapping[str, list[TensorRecord]]  # maps a tensor's name to its quantised codes and the scale of each row
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The contents of an artifact file: a model's tensors and the metadata to rebuild it."""
+    """The contents of an artifact file: a model's tensors and the metadata needed to rebuild the model."""
 
     tensors: dict[str, TensorRecord]
     facts: dict[str, Any]
@@ -70,7 +70,7 @@ def write_artifact(
 ) -> ArtifactReport:
     """Write an artifact atomically; `quantiser`, `codec` and `dtype` take the same values as the settings `artifact.*`.
 
-    `codes` holds the codes and scales of tensors that a model-based quantiser has already quantised.
+    `codes` holds the codes and scales of the tensors that were already quantised by a quantiser that needs the model (std, gptq).
     """
     check_codec(codec)
     records = list(records)
@@ -92,14 +92,14 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Yield each codec and the size in bytes that the artifact would have with it, without writing a file."""
+    """Yield each codec and the size in bytes of the artifact when compressed with that codec; no file is written."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Read an artifact file. An invalid file raises CheckpointError, and no code in the file is ever run."""
+    """Read an artifact file; raise CheckpointError if it is invalid. Code in the file is never run."""
     with readable(path, CheckpointError):
         if not path.exists():
             raise CheckpointError(f"{path} does not exist")
@@ -111,7 +111,7 @@ def read_artifact(path: Path) -> Artifact:
 def _pack(
     records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str, codes: Codes
 ) -> tuple[list[TensorRecord], list[bytes | memoryview]]:
-    """Return the stored tensors and the parts of the payload, with the checksum filled in."""
+    """Quantise the tensors; return the tensors to store, and the payload as a list of byte strings with the checksum set."""
     stored, formats = quantise(records, quantiser, dtype, codes=codes)
     header = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
     head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": header})
@@ -127,7 +127,8 @@ def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress)
         return payload
     size, data = sum(map(len, payload)), compress(codec, payload, progress)
     if not is_plausible_size(size, len(data)):  # read_artifact would reject the file as a decompression bomb
-        raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); use the codec none")
+        problem = f"{size:,} bytes of weights, stored with the codec {codec}, would be refused as a decompression bomb"
+        raise CheckpointError(f"{problem}; use the codec none")
     return [_header(codec, size, data), data]
 
 
@@ -141,16 +142,16 @@ def _unwrapped(file: memoryview) -> memoryview:
     begin = len(MAGIC) + 4
     end = begin + int.from_bytes(file[len(MAGIC) : begin], "little")
     if end > min(len(file), MAX_HEADER):
-        raise ValueError("it is cut short or its header is damaged")
-    header = _facts(bytes(file[begin:end]), "its header is damaged")
+        raise ValueError("the file is cut short or its header is damaged")
+    header = _facts(bytes(file[begin:end]), "the header is damaged")
     codec, size, data = header.get("codec"), header.get("size"), file[end:]
     # Require exactly the header that we would write, so that no changed bit goes unnoticed.
     if not isinstance(codec, str) or not isinstance(size, int) or file[:end] != _header(codec, size, data):
-        raise ValueError("its checksum does not match; it is damaged or cut short")
+        raise ValueError("the checksum does not match; the file is damaged or cut short")
     if codec == "none" or codec not in CODECS:
-        raise ValueError(f"it is compressed with {codec!r:.20}, which this version of ingot does not support")
+        raise ValueError(f"the file is compressed with {codec!r:.20}, which this version of ingot does not support")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"its {len(data):,} compressed bytes cannot decompress to the {size!s:.20} bytes its header declares")
+        raise ValueError(f"{len(data):,} compressed bytes cannot decompress to the {size!s:.20} bytes that the header declares")
     return memoryview(decompress(codec, data, size))
 
 
@@ -159,18 +160,18 @@ def _opened(payload: memoryview) -> Artifact:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:
         if foreign := next((what for magic, what in FOREIGN.items() if payload[: len(magic)] == magic), None):
-            raise ValueError(f"it is {foreign}, not an artifact; code in the file is not run") from None
+            raise ValueError(f"the file is {foreign}, not an artifact; code in the file is not run") from None
         raise ValueError(f"{error}; give a run folder, a checkpoint or an artifact") from None
     if not isinstance(metadata.get("ingot"), str):
-        raise ValueError("it is a safetensors file that ingot did not write: it lacks the settings needed to build the model")
+        raise ValueError("ingot did not write this safetensors file: the settings needed to build the model are missing")
     if bytes(payload[8 : CHECKSUM.start]) != PRELUDE:
-        raise ValueError("it has no checksum; it is damaged or was rewritten by another program")
+        raise ValueError("the checksum is missing; the file is damaged or was rewritten by another program")
     digest = hashlib.sha256(payload[: CHECKSUM.start])
     digest.update(b"0" * 64)
     digest.update(payload[CHECKSUM.stop :])
     if bytes(payload[CHECKSUM]) != digest.hexdigest().encode():
-        raise ValueError("its checksum does not match; it is damaged or was rewritten by another program")
-    lacking = "it lacks the settings needed to build the model"
+        raise ValueError("the checksum does not match; the file is damaged or was rewritten by another program")
+    lacking = "the settings needed to build the model are missing"
     facts = _facts(metadata["ingot"], lacking)
     if not isinstance(facts.get("dtypes"), dict):
         raise ValueError(lacking)
@@ -178,12 +179,12 @@ def _opened(payload: memoryview) -> Artifact:
 
 
 def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
-    """Parse a JSON object; raise ValueError if it is invalid (with the message `damage`) or of an unsupported version."""
+    """Parse JSON metadata; raise ValueError if it is invalid (with the message `damage`) or its version is unsupported."""
     facts = None
     with suppress(ValueError, RecursionError):
         facts = json.loads(text)
     if not isinstance(facts, dict) or not isinstance(facts.get("version"), int):
         raise ValueError(damage)
     if (version := facts["version"]) != VERSION:
-        raise ValueError(f"its format version is {version!s:.20}, not {VERSION}; read it with the version of ingot that wrote it")
+        raise ValueError(f"the format version is {version!s:.20}, not {VERSION}; use the version of ingot that wrote the file")
     return facts

@@ -1,4 +1,4 @@
-"""Score an artifact in a new process whose only input is the file."""
+"""Score an artifact in a new process, which knows nothing of the model except what the file contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def score_in_fresh_process(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run `ingot eval --artifact` in a child process and return its result; if it fails, raise RunError with its last output.
+    """Run `ingot eval --artifact` in a child process and return its result; on failure, raise RunError with its last message.
 
     `stop` is polled a few times a second; if it returns True, the child is killed. The child never outlives this process.
     """

@@ -1,7 +1,7 @@
 """Export models as GGUF for llama.cpp, with a Modelfile for ollama. This needs the package `gguf`.
 
-llama.cpp's rotary embedding rotates adjacent pairs (2i, 2i + 1) of a head; ours rotates pairs (i, i + D / 2). The rows of the q
-and k matrices are therefore reordered.
+llama.cpp's rotary embedding rotates the dimensions of a head in adjacent pairs (2i, 2i + 1); Ingot's rotates the pairs
+(i, i + D / 2), where D is the head size. The rows of the q and k matrices are therefore reordered.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ UNUSED = 5  # GGUF's token type for embedding rows without a token
 
 
 def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Return a tokenizer's GGUF metadata, padded to `rows` tokens; keys are named after GGUFWriter's `add_*` methods.
+    """Return a tokenizer's GGUF metadata, its vocabulary padded to `rows` tokens; GGUFWriter.add_KEY writes the value of a KEY.
 
-    Raise ConfigError if llama.cpp cannot express the tokenizer.
+    Raise ConfigError if llama.cpp does not support the tokenizer.
     """
     tokenizer = from_spec(spec)
     merges, more = list[str](), dict[str, Any]()
@@ -44,7 +44,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
     elif isinstance(tokenizer, ByteTokenizer):
         letters = {byte: letter for letter, byte in byte_alphabet().items()}
         tokens, kinds = [*SPECIALS, *(letters[byte] for byte in range(256))], [CONTROL] * len(SPECIALS) + [NORMAL] * 256
-        # llama.cpp requires at least one merge. This one joins two bytes that never occur in UTF-8.
+        # llama.cpp requires at least one merge. This merge joins two bytes that never occur in UTF-8.
         merges = [f"{letters[0xFF]} {letters[0xFF]}"]
     elif isinstance(tokenizer, SentencePieceTokenizer):
         file = SentencePieceFile(tokenizer.contents)
@@ -79,7 +79,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         )
     unused = range(len(tokens), rows)  # embedding rows without a token: llama.cpp requires one token per row
     return {
-        "tokenizer_model": "llama" if more else "gpt2",  # "llama": SentencePiece, "gpt2": byte-level BPE
+        "tokenizer_model": "llama" if more else "gpt2",  # GGUF's names: "llama" for SentencePiece, "gpt2" for byte-level BPE
         "token_list": tokens + [f"[unused {row}]" for row in unused],
         "token_types": kinds + [UNUSED] * len(unused),
         **(more or {"tokenizer_pre": "gpt-2", "token_merges": merges}),
@@ -92,7 +92,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def is_normalised(spec: Mapping[str, Any]) -> bool:
-    """Return True for a SentencePiece tokenizer that normalises text, which llama.cpp does not support."""
+    """Return True for a SentencePiece tokenizer that normalises text; llama.cpp does not normalise text."""
     tokenizer = from_spec(spec)
     file = SentencePieceFile(tokenizer.contents) if isinstance(tokenizer, SentencePieceTokenizer) else None
     return file is not None and (bool(file.rules) or file.folds_spaces)
@@ -137,7 +137,7 @@ def write_gguf(
             getattr(writer, f"add_{key}")(value)
         for key, array in tensors.items():
             exact = array.ndim < 2 or key.startswith("position_embd")  # kept in fp32: gains, biases and position embeddings
-            # q8_0 needs rows whose length is a multiple of GROUP; other tensors become fp16.
+            # q8_0 needs rows whose length is a multiple of GROUP; matrices with other row lengths are stored as fp16.
             stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
             if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
                 raise CheckpointError(f"{key} contains values outside fp16's range; choose the dtype bf16 or fp32")
@@ -154,7 +154,7 @@ def write_gguf(
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return the tensors with GGUF's names and row order; biases that GGUF requires for GPT-2 are zero if the model has none."""
-    stored, _ = quantise(records, "none", "fp32")  # raises an error if a value is not finite
+    stored, _ = quantise(records, "none", "fp32")  # raises an error if a tensor contains NaN
     found: dict[str, NDArray[Any]] = {}
     for record in stored:
         part, _, kind = record.name.removeprefix("transformer.").rpartition(".")
@@ -178,7 +178,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
 def _model_keys(
     gguf: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
 ) -> dict[str, Any]:
-    """Return the GGUF metadata from which llama.cpp builds the model; keys are named after GGUFWriter's `add_*` methods."""
+    """Return the GGUF metadata from which llama.cpp builds the model; GGUFWriter.add_KEY writes the value of a KEY."""
     llama = settings["family"] == "llama"
     keys = {
         "type": "model",

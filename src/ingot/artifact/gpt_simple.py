@@ -1,7 +1,7 @@
 """Read gpt-simple's run folders without importing torch: the checkpoints of a run, their models and tokenizers.
 
-A run folder contains `checkpoints/NAME/`, each with trainer_state.json and model/, and a folder tokenizer/. The checkpoint with
-the highest step in trainer_state.json is the newest, whatever its name: a run may be resumed after saving `final`.
+A run folder contains tokenizer/ and, for each checkpoint, checkpoints/NAME/ with trainer_state.json and model/. The checkpoint
+with the highest step in trainer_state.json is the newest, whatever its name: a run may be resumed after it has saved `final`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.runtime.files import read_object
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
 RUN_STATE = ".run_state.json"  # status file of a run
-STOP_FLAG = ".shutdown_requested"  # file that asks a run to save and stop
+STOP_FLAG = ".shutdown_requested"  # a run that finds this file saves a checkpoint and stops
 VERSION = 1  # version of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 
@@ -95,7 +95,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's settings as our `model` section; raise the context to the run's data.max_length if that is longer."""
+    """Read a checkpoint's settings as Ingot's `model` section; a larger data.max_length of the run replaces the context."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -105,7 +105,7 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Convert gpt-simple's keys to our `model` section; `where` names the source of the keys in error messages."""
+    """Convert gpt-simple's keys to Ingot's `model` section; `where` names the source of the keys in error messages."""
     if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
         raise CheckpointError(f"{where} contains {unknown[0]!r:.60}, which is not a gpt-simple key")
     settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}

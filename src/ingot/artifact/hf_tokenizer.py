@@ -82,12 +82,12 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _lacks_start(tokenizer: HFTokenizer) -> bool:
-    """Return True if a tokenizer has a start token but its tokenizer.json has no post-processor to prepend it to texts."""
+    """Return True if a tokenizer has a BOS token but its tokenizer.json has no post-processor to prepend it to texts."""
     return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
 
 
 def marks_texts(tokenizer: Tokenizer) -> bool:
-    """Return True if the exported tokenizer prepends the start token to a text."""
+    """Return True if the exported tokenizer prepends the BOS token to a text."""
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.marks_texts or _lacks_start(tokenizer)
     return not isinstance(tokenizer, GPT2Tokenizer)
@@ -98,13 +98,13 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import Tokenizer as Built
 
     file = SentencePieceFile(tokenizer.contents)
-    # The tokenizers library has no decoder that turns a capital mark and a small letter back into a capital letter.
+    # The tokenizers library cannot decode capital letters that are encoded as a mark and a lower-case letter.
     if tokenizer.marks_capitals or not file.escapes_spaces or any(piece.kind == USER_DEFINED for piece in file.pieces):
         return None
     if file.algorithm == BPE:
         vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
         ids = {piece.text: i for i, piece in enumerate(file.pieces) if piece.kind == NORMAL}
-        pairs = []  # every split of a piece into two pieces, later sorted by the piece's score
+        pairs = []  # all ways to split a piece into two pieces, sorted below by the score of the whole piece
         for i, piece in enumerate(file.pieces):
             if piece.kind == NORMAL:
                 text = piece.text
@@ -130,7 +130,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
 
 
 def _marked(built: Any, tokenizer: Tokenizer, marks: Any) -> Any:
-    """Add the special tokens and a post-processor that prepends the start token to every text, as in training."""
+    """Add the special tokens and a post-processor that prepends the BOS token to every text, as in training."""
     from tokenizers import processors
 
     built.add_special_tokens(list(marks))
@@ -176,7 +176,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
     names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
     marks = {"bos_token": tokenizer.bos, "eos_token": marks_of(tokenizer).eos, "pad_token": tokenizer.pad}
     known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
-    inputs = {"model_input_names": ["input_ids", "attention_mask"]}  # transformers 4 would add token_type_ids
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}  # without this key, transformers 4 would add token_type_ids
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **inputs, **known}
     return json.dumps({**settings, "clean_up_tokenization_spaces": False}, indent=2).encode()
 
@@ -197,7 +197,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
-    """Return GPT-2's tokenizer for a model without one; raise DataError unless the model has as many embedding rows as GPT-2."""
+    """Return GPT-2's tokenizer for a model without one; raise DataError unless its vocabulary size is GPT-2's, padded or not."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer; using GPT-2's because the vocabulary sizes match; --tokenizer selects another")

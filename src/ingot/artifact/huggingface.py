@@ -192,7 +192,7 @@ LAYOUTS = {
         "",
         "wte.weight",
         ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
-        re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),  # the causal mask
+        re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),  # the causal mask, which old GPT-2 files contain as a tensor
         {
             "layer_norm_epsilon": (1e-5,),
             "scale_attn_weights": (True,),
@@ -286,7 +286,7 @@ def cached_model(name: str) -> Path | None:
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
     """Read a model whose type is in `families`; convert it to our tensor names, tensor shapes and `model` section."""
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; give {WHOLE}")
+        raise CheckpointError(f"{folder} does not exist; give {WHOLE}")
     path = folder / CONFIG
     config = read_object(path)
     kind = config.get("model_type")
@@ -301,7 +301,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     settings = layout.settings(config, path)
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
     embedding = found.get(layout.embedding)
-    if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files also store a tied head
+    if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files store the head although it is tied
         head = found.pop(HEAD)
         if (head.dtype, head.data) != (embedding.dtype, embedding.data):
             raise CheckpointError(f"{folder} has a separate output head, although {CONFIG} ties the head to the embedding")
@@ -323,7 +323,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
 
 
 def read_scoring(folder: Path) -> dict[str, Any]:
-    """Return the scoring settings stored in a folder that ingot wrote; empty for other folders."""
+    """Return the scoring settings stored in a folder that ingot wrote; return {} for other folders."""
     found = read_object(folder / CONFIG).get(SCORING)
     return found if isinstance(found, dict) else {}
 
@@ -354,7 +354,8 @@ def write_model(
         if record is None:
             if not name.endswith("bias"):
                 raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {settings['family']} model")
-            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # for biases that our model may lack
+            # The format requires a bias that this model lacks.
+            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name
         turned = _turned(record, written, name.endswith(layout.transposed))

@@ -1,7 +1,7 @@
 """Generate modeling_ingot.py: the code of one model in one readable file that transformers loads without Ingot.
 
-The file contains the definitions that the model's class needs, directly or indirectly, with their own text and comments. GPU
-kernels and losses are left out: their names raise an error when called, but a model only calls them when it is trained. Settings
+The file contains the definitions that the model's class needs, directly or indirectly, with their source text and comments. GPU
+kernels and losses are left out, because only training calls them; in the exported file, calling one raises an error. Settings
 classes become plain classes with the defaults as attributes.
 """
 
@@ -24,10 +24,10 @@ from ingot.model.settings import ModelSettings
 from ingot.runtime.machine import made_by
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord
 
-PLACEHOLDER = "Model: Any = nn.Module  # the class of the exported model"  # a line of the template
+PLACEHOLDER = "Model: Any = nn.Module  # the class of the exported model"  # a template line, replaced by the model's class
 PREFIX, SETTINGS, TEMPLATE = "ingot.model.", "ingot.model.settings", "ingot.model.for_transformers"
 CLASSES = {"gpt2": "GPT2", "llama": "Llama", "golf": "Golf", "frontier": "Frontier"}
-TRAINING = ("ingot.model.kernels.", "ingot.model.loss")  # modules that are left out
+TRAINING = ("ingot.model.kernels.", "ingot.model.loss")  # modules that only training needs; they are not exported
 FOR_TRAINING = """def for_training(*arguments, **named):
     raise RuntimeError("exported models do not contain this function, because only training needs it")"""
 REPLACED = {"ingot.model.layers.flex_supported": "def flex_supported(*arguments):\n    return False  # masks are tensors"}
@@ -45,8 +45,8 @@ def write_model_with_code(
 ) -> int:
     """Write a model of any family with its code, for transformers, and return the size of the files in bytes.
 
-    `settings` is a complete `model` section with the vocabulary size, `stages` what each stage set, `file` the Python file
-    of a custom model. For the other parameters, see huggingface.write_model.
+    `settings` is a complete `model` section with the vocabulary size, `file` the Python file of a custom model. `stages` holds
+    the arguments of the model's method `set` in each training stage. For the other parameters, see huggingface.write_model.
     """
     given = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
     config = {
@@ -57,7 +57,7 @@ def write_model_with_code(
         "settings": given,
         "extra": settings.get("settings", {}),
         "stages": [dict(numbers) for numbers in stages if numbers],
-        "tie_word_embeddings": False,  # a tied head is not a parameter
+        "tie_word_embeddings": False,  # even if the head is tied: a tied head is not a separate parameter
         "torch_dtype": FLOATS[max((r.dtype for r in records if r.dtype in FLOATS), key=ITEM_BYTES.__getitem__)],
     }
     stored = [replace(record, name=f"model.{record.name}") for record in records]
@@ -90,28 +90,28 @@ def model_code(family: str, file: Path | None = None) -> str:
 
 
 class _Module:
-    """A parsed module: its text, its imports and definitions by name, and the statements that were collected."""
+    """A parsed module: its text, its imports and definitions by name, and the statements collected for the exported file."""
 
     def __init__(self, name: str, text: str):
         self.name, self.lines, tree = name, text.split("\n"), ast.parse(text)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         used_lines = {node.lineno for node in tree.body if node not in imports}
         if shared := [node.lineno for node in imports if node.lineno in used_lines]:
-            raise ConfigError(f"{name}:{shared[0]}: put this import on a line of its own, so that the model can be exported")
+            raise ConfigError(f"{name}:{shared[0]}: put this import on a separate line, so that the model can be exported")
         self.imports = {alias.asname or alias.name: (node, alias) for node in imports for alias in node.names}
         self.left_out: list[Any] = [*imports, *tree.body[: ast.get_docstring(tree) is not None]]
         self.body: list[Any] = [node for node in tree.body if node not in self.left_out]
         self.names = {name: node for node in self.body for name in _bound(node)}
         self.kept: list[Any] = []
-        self.aliases: set[str] = set()  # assignments that replace `import ... as ...`
+        self.aliases: set[str] = set()  # assignments that replace `from ... import ... as ...`
 
     def settings(self, node: ast.stmt) -> type[ModelSettings] | None:
-        """Return the settings class that a statement defines, if it does."""
+        """Return the settings class that a statement defines, or None if it defines none."""
         found = getattr(model_settings, node.name) if self.name == SETTINGS and isinstance(node, ast.ClassDef) else None
         return found if found is not None and issubclass(found, ModelSettings) else None
 
     def parts(self, node: Any) -> list[Any]:
-        """Return the parts of a statement that are collected: of a settings class, the methods that models use."""
+        """Return the parts of a statement to collect: all of it or, for a settings class, the methods that models use."""
         if self.settings(node) is None:
             return [node]
         methods = [member for member in node.body if isinstance(member, ast.FunctionDef)]
@@ -148,15 +148,15 @@ class _Collector:
     """Collects the definitions that a model needs from the modules of ingot.model."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, _Module] = {}  # each after those that it imports
-        self.imports: set[str] = set()  # statements `import ...`
+        self.modules: dict[str, _Module] = {}  # all modules read so far; each comes after the modules that it imports
+        self.imports: set[str] = set()  # `import ...` statements of the exported file
         self.names: dict[str, set[str]] = defaultdict(set)  # names imported by `from ... import`, by module
-        self.owners: dict[str, str] = {}  # modules that define the names of the generated file
-        self.replaced: set[str] = set()  # functions instead of those that exported models do without
-        self.for_training: set[str] = set()  # names of functions that are left out
+        self.owners: dict[str, str] = {}  # the module that defines each name of the exported file
+        self.replaced: set[str] = set()  # code of the functions that are exported in place of those in REPLACED
+        self.for_training: set[str] = set()  # names of functions that only training needs and that are therefore left out
 
     def add(self, name: str, text: str) -> _Module:
-        """Parse a module, after the modules of ingot.model that it imports."""
+        """Parse a module, after parsing the modules of ingot.model that it imports."""
         module = _Module(name, text)
         for node, alias in module.imports.values():
             if (ours := _ours(node)) and not ours.startswith(TRAINING) and ours not in self.modules:
@@ -187,7 +187,7 @@ class _Collector:
                     self.reach(module, used.id)
 
     def reach(self, module: _Module, name: str) -> None:
-        """Collect the definition of a module's name, unless it is collected already."""
+        """Collect the definition that a name has in a module, unless it has already been collected."""
         if name in module.imports:
             node, alias = module.imports[name]
             text = alias.name + (f" as {alias.asname}" if alias.asname else "")
@@ -207,7 +207,7 @@ class _Collector:
             self.use(module, module.names[name])
 
     def text(self) -> str:
-        """Return the imports, what replaces functions that are left out, and the collected code."""
+        """Return the code of the exported file: imports, replacements for functions that are left out, and the collected code."""
         lines = sorted(self.imports) + [
             f"from {name} import {', '.join(sorted(self.names[name]))}" for name in sorted(self.names)
         ]
@@ -239,5 +239,5 @@ def _bound(node: ast.stmt) -> list[str]:
 
 
 def _first(node: Any) -> int:
-    """Return the index of the first line of a statement with its decorators."""
+    """Return the index of the first line of a statement, including its decorators."""
     return min(part.lineno for part in (node, *getattr(node, "decorator_list", ()))) - 1

@@ -1,9 +1,9 @@
 """Quantise weights to one-byte codes with a scale per row.
 
-A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
-scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf submissions are scored with it. `int8` is the
-recommended rule; docs/artifact.md lists the file size and the bits per byte of each rule. Codes with fewer bits (`std`,
-`gptq`) are computed by the backend, which can run the model; this module only stores them.
+A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or one for the whole tensor); a value is
+its code times the scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf submissions are scored with
+it. `int8` is the recommended rule; docs/artifact.md lists the file size and the bits per byte of each rule. Codes with fewer bits
+(`std`, `gptq`) are computed by the backend, which can run the model; this module only stores them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def quantise(
     """Return the tensors to store, and the original dtypes of those whose stored dtype differs.
 
     `dtype` applies only to the quantiser `none`. All other quantisers store small tensors as float32 if their name contains a
-    word in `keep`. Tensors in `codes` are stored with the codes and scales given there.
+    word in `keep`, else as float16 where possible. Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"unknown quantiser {quantiser!r}; choose one of {', '.join(QUANTISERS)}")

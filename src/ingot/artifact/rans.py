@@ -20,7 +20,7 @@ PRECISION = 16  # bits per frequency and per output word
 WHOLE = 1 << PRECISION  # sum of all frequencies in a table
 LOW = 1 << 24  # states are in [2^24, 2^40); LOW is 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
-TURNS = 1 << 14  # maximum number of symbols per state; every state costs three bytes, but fewer states are slower
+TURNS = 1 << 14  # maximum number of symbols per state; a state adds about three bytes to the file, but fewer states are slower
 FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
 LEAST = 2048  # parts of fewer bytes are stored uncoded, without frequency tables
 PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte position within an item has its own frequency table
@@ -61,18 +61,18 @@ def decode(data: memoryview, size: int) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("its head is invalid")
+        raise ValueError("the compressed header is invalid")
     end = COUNT.size + int.from_bytes(head[: COUNT.size], "little") * SECTION.size
     if len(head) < max(end, COUNT.size):
-        raise ValueError("its header is cut short")
+        raise ValueError("the header is cut short")
     sections = list(SECTION.iter_unpack(head[COUNT.size : end]))  # item size and byte count of each part
     if any(places and (places not in PLACES or length < LEAST or length % places) for places, length in sections):
-        raise ValueError("its header describes an invalid part")
+        raise ValueError("the header describes an invalid part")
     if sum(length for _, length in sections) != size:
-        raise ValueError("its parts do not add up to the declared size")
+        raise ValueError("the sizes of the parts do not add up to the declared size")
     tables, rest = _tables(head[end:], sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
-        raise ValueError("its header has the wrong length")
+        raise ValueError("the header has the wrong length")
     out = np.empty(size, np.uint8)
     streams, begin, taken = [], 0, 0
     for places, length in sections:
@@ -120,11 +120,11 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
         seen = np.unpackbits(np.frombuffer(head[:32], np.uint8)) > 0
         end = 32 + 2 * int(seen.sum())
         if len(seen) != 256 or len(head) < end:
-            raise ValueError("its header is cut short")
+            raise ValueError("the header is cut short")
         table = np.zeros(256, np.int64)
         table[seen] = np.frombuffer(head[32:end], "<u2").astype(np.int64) + 1
         if table.sum() != WHOLE:
-            raise ValueError("its header contains a frequency table with the wrong sum")
+            raise ValueError("the header contains a frequency table with the wrong sum")
         tables.append(table)
         head = head[end:]
     return tables, head
@@ -154,7 +154,7 @@ def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: 
             x, s = states[: end - begin], symbols[begin:end]
             over = np.flatnonzero(x >= full[s])
             left = x[over]
-            words.append(left.astype("<u2").tobytes())  # the low 16 bits
+            words.append(left.astype("<u2").tobytes())  # emit the low 16 bits of the state
             x[over] = left >> np.uint64(PRECISION)
             times, rest = np.divmod(x, frequency[s])
             x[:] = (times << np.uint64(PRECISION)) + rest + start[s]
@@ -192,4 +192,4 @@ def _decode(streams: Sequence[Bytes], tables: Sequence[Frequencies], data: memor
             x[under] = (x[under] << np.uint64(PRECISION)) | words[done : done + len(under)]
             done += len(under)
     if done != len(words) or (states != LOW).any():
-        raise ValueError("its data does not end where the last part ends")
+        raise ValueError("the coded data does not end where the last part ends")

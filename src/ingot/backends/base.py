@@ -1,4 +1,4 @@
-"""The interface between the training loop and a framework. Only numpy arrays, numbers, text and raw bytes cross it."""
+"""The interface between the training loop and a framework (torch or MLX); only numpy arrays, numbers, text and bytes cross it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepPlan:
     seq_len: int  # tokens per row
     groups: Mapping[str, GroupRates]
     model: Mapping[str, float]  # values passed to the model's `set` method
-    later: float  # factor of the weights training.later_targets
+    later: float  # factor by which the loss weights in training.later_targets are multiplied
     ema_decay: float | None  # decay of the moving average of the weights
     tokens: int = 0  # number of targets trained on before this step
     phase: int = 0  # index into data.phases
@@ -52,27 +52,27 @@ class StepResult:
     skipped: bool  # True if no update was made because the loss or a gradient was not finite
     ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
     rank_losses: Sequence[float] = ()  # each rank's part of the loss
-    compute_seconds: float = field(default=0.0, compare=False)  # from the start until this rank first waits for others
+    compute_seconds: float = field(default=0.0, compare=False)  # from the step's start until this rank first waits for others
 
     def result(self) -> StepResult:
-        """Return self: a backend that waits for every step returns its StepResult directly where a Pending is expected."""
+        """Return self, so that a backend that waits for every step may return a StepResult where a Pending is expected."""
         return self
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The result of a simulated training step of one rank."""
+    """Memory, FLOPs and communication of one rank's training step, from a simulation of the step."""
 
     parts: Mapping[str, int]  # bytes at the peak: weights, gradients, optimizer, activations, logits, workspace
     parameters: int
     flops_per_token: float
-    matmul_flops_per_token: float  # the same without attention
-    sent: int  # bytes that a rank sends in a step
+    matmul_flops_per_token: float  # FLOPs per token without attention over earlier tokens
+    sent: int  # bytes that a rank sends to other ranks in a step
     passes: int  # micro-batches per step
 
 
 class Pending(Protocol):
-    """A step queued on the device; reading its result blocks until the step is done."""
+    """A training step queued on the device; `result` blocks until the step has finished."""
 
     def result(self) -> StepResult: ...
 
@@ -96,7 +96,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Rounding:
-    """Precision of quantised weights: `bits` bits per code; the largest code represents k times the rms of its row."""
+    """Precision of quantised weights: codes have `bits` bits; the largest represents k times the root mean square of its row."""
 
     bits: int
     k: float
@@ -108,20 +108,20 @@ class Rounding:
 
 
 class Rounder(Protocol):
-    """A quantiser for large matrices and embedding tables; every `estimate` or `round` starts from the original weights."""
+    """A quantiser for large matrices and embedding tables; every `estimate` or `round` starts from the unquantised weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or all matrices; do not change the model."""
+        """Estimate the entropy-coded size in bytes of all embedding tables (if `embedding`) or all other large matrices."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return the int8 codes and row scales (a record named NAME::scale) of each weight that `round` has quantised."""
+        """Return the int8 codes of each weight that `round` has quantised, and the scales of its rows in a record NAME::scale."""
 
 
 class Inference(Group, Protocol):
-    """A model on a device, for generation and scoring; each rank has its own.
+    """A model on a device, for generation and scoring; each rank has one.
 
     All ranks must call the same methods in the same order, because a sharded model runs collectives inside them.
     """
@@ -159,10 +159,10 @@ class Inference(Group, Protocol):
 
 
 class Backend(Inference, Protocol):
-    """A model and its optimizer on a device; each rank has its own."""
+    """A model and its optimizer on a device; each rank has one."""
 
     uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
-    notes: list[str]  # choices that the run should report
+    notes: list[str]  # messages about automatic choices, for the run to report
 
     writers: int  # number of ranks, starting with the first, that write a part of each checkpoint
 
@@ -188,7 +188,7 @@ class Backend(Inference, Protocol):
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """Return a context manager that undoes all steps taken inside it, even if the block raises an exception."""
+        """Return a context manager that undoes all training steps of its block, even if the block raises an exception."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Restore a training state that `snapshot` captured."""

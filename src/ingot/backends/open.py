@@ -25,7 +25,7 @@ from ingot.runtime.tensors import TensorRecord
 MLX = "mlx"  # the only value of training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
 MLX_FAMILIES = ("frontier", "golf", "gpt2", "llama")
-TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that only torch supports, with the values that are accepted on mlx
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that only torch supports, each with the values that MLX accepts
     "optimizer.muon_precision": ("auto", "fp32"),
     "training.parallel": ("auto", "ddp"),
     "training.cpu_offload": (False,),
@@ -71,7 +71,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
-        refuse_torch_families(config)  # settings of training do not matter here
+        refuse_torch_families(config)  # but not the other settings: they affect only training
         return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 

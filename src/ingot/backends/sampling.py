@@ -55,7 +55,7 @@ class GenerationOptions:
     repetition_penalty: float = 1.0  # applies to generated tokens only, not to those of the prompt
     seed: int | None = None  # None: a random seed for each call
     stop_at_end: bool = True  # stop when the model generates an end-of-document token
-    return_full_text: bool = False  # include the prompt
+    return_full_text: bool = False  # return the prompt followed by the completion
     start_mark: bool = True  # put the tokenizer's start-of-document token, if it has one, before the prompt
     use_cache: bool = True
 
@@ -108,7 +108,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids (at least one) of a prompt, by default with the start-of-document token prepended."""
+    """Return the token ids (at least one) of a prompt, by default with the start-of-document token prepended."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
@@ -134,7 +134,7 @@ class RowScores:
     """Log-probabilities, in nats, of a row's tokens from position `first` on, each given all preceding tokens of the row."""
 
     first: int
-    chosen: NDArray[np.float32]  # (N), log-probabilities of the row's own tokens
+    chosen: NDArray[np.float32]  # (N), log-probabilities of the row's tokens
     top_ids: NDArray[np.int64]  # (N, K), ids of the K likeliest tokens at each position, the likeliest first
     top: NDArray[np.float32]  # (N, K), log-probabilities of the tokens in `top_ids`
 

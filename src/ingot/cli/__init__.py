@@ -1,1 +1,1 @@
-"""The `ingot` command, one file per group of commands; heavy imports are inside the command functions."""
+"""The `ingot` command: one file per group of commands. Slow imports, such as torch, are inside the command functions."""

@@ -1,7 +1,7 @@
-"""Options shared by several commands, and config settings as options.
+"""Options shared by several commands, and commands that accept config settings as options.
 
-Any `--section.key value` that a command does not declare is a config setting. A SettingsCommand accepts
-settings and reads them with `given_settings(ctx)`.
+On the command line of a SettingsCommand, `--section.key value` is a config setting unless the command declares an option of that
+name. The function of the command reads the settings with `given_settings(ctx)`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
 DeviceName = Annotated[str, Option("--device", metavar="NAME", help="Device to use: auto, cpu, cuda, cuda:N, mps or mlx.")]
 
-# Option names of other programs, and the corresponding Ingot settings.
+# Option names of other programs and the corresponding Ingot settings, which error messages suggest.
 SETTING_BY_FOREIGN_NAME = {
     **dict.fromkeys(("lr", "learning_rate"), "optimizer.learning_rate"),
     **dict.fromkeys(("steps", "iters", "max_iters"), "training.max_steps"),
@@ -70,7 +70,7 @@ SETTING_BY_FOREIGN_NAME = {
 
 
 class CommandList(TyperGroup):
-    """A command group whose help shows descriptions in full."""
+    """A command group whose help does not truncate the descriptions of its commands."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         names = self.list_commands(ctx)
@@ -79,13 +79,13 @@ class CommandList(TyperGroup):
 
 
 class SettingsCommand(TyperCommand):
-    """A command that accepts dotted settings in addition to its options, and lists them at the end of its help."""
+    """A command that also accepts config settings as options (--section.key value) and lists them at the end of its help."""
 
     allow_extra_args = True
     ignore_unknown_options = True
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Add [RUN] to the usage line of `ingot train`; it is read from the extra arguments, so typer does not list it."""
+        """Add [RUN] to the usage line of `ingot train`: RUN is read from the extra arguments, so typer does not list it."""
         return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -95,19 +95,19 @@ class SettingsCommand(TyperCommand):
         for section in sections():
             names = ", ".join(path.partition(".")[2] for path in known() if path.startswith(f"{section}."))
             formatter.write(fill(names, 108, initial_indent=f"  {section:<12}", subsequent_indent=" " * 14) + "\n")
-        formatter.write("`ingot init` explains each of them; `ingot config show` shows their values.\n")
+        formatter.write("`ingot init` explains each setting; `ingot config show` prints its value.\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         from ingot.config.fields import known
 
-        item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem; its module depends on the version of typer
+        item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem, which some versions of typer bundle
         settings = [f"--{path}" for path in known()] if incomplete.startswith("-") else []
         matches = [item(name) for name in settings if name.startswith(incomplete)]
         return [*super().shell_complete(ctx, incomplete), *matches]
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Parse a command's extra arguments after the first `skip` as settings; raise ConfigError for other programs' options."""
+    """Parse a command's extra arguments after the first `skip` as settings; for another program's option, suggest a setting."""
     from ingot.config.fields import known
 
     args = ctx.args[skip:]
@@ -142,7 +142,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; if the file is a gpt-simple config, warn and translate it."""
+    """Build the config from a recipe, a YAML file and overrides. A gpt-simple config file is translated, with a warning."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

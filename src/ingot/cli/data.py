@@ -41,16 +41,16 @@ def convert_command(
     to: Annotated[
         TokenFormat,
         Option(
-            help="Format to write. ingot: a prepared folder. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: "
-            ".bin and .idx files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
+            help="Format to write. ingot: a prepared folder. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and "
+            ".idx files in SPLIT/BUCKET/. shards: .bin files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of SOURCE, if its files do not name one.")] = None,
     from_format: Annotated[TokenFormat | None, Option("--from", help="Format of SOURCE, if it cannot be detected.")] = None,
-    mark: Annotated[int | None, Option(metavar="ID", help="Token id between documents, if no tokenizer defines it.")] = None,
+    mark: Annotated[int | None, Option(metavar="ID", help="Id of the token between documents, if no tokenizer sets it.")] = None,
     name: Annotated[str | None, Option(metavar="NAME", help="File name prefix (shards) or bucket name (gpt-simple).")] = None,
-    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file (nanogpt: one file per split).")] = SHARD_TOKENS,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file (nanogpt: only one file per split).")] = SHARD_TOKENS,
     max_length: Annotated[int, Option(metavar="N", help="Tokens per window of a gpt-simple bucket.")] = 3072,
     overlap: Annotated[int, Option(metavar="N", help="Tokens that neighbouring gpt-simple windows share.")] = 256,
     force: Annotated[bool, Option("--force", help="Replace the output folder if it holds token data.")] = False,
@@ -88,10 +88,10 @@ def download_command(
     ] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="Branch, tag or commit to download.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the original text of the shards.")] = False,
-    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json in the output folder.")] = False,
+    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the existing manifest.json; do not download it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download published data: a tokenizer, the whole validation split and the first training shards."""
+    """Download tokenized text (default: the golf challenge's): tokenizer, whole validation split, first training shards."""
     from ingot.compat.golf.download import download_and_print
 
     download_and_print(
@@ -116,7 +116,7 @@ def inspect_command(
     documents: Annotated[int, Option(metavar="N", help="Number of documents whose beginning is shown.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a folder of tokens: counts, most frequent ids, document lengths and the beginnings of documents."""
+    """Describe a folder of tokens: counts, most frequent ids, document lengths and the beginnings of some documents."""
     from ingot.data.verify.audit import inspect
 
     inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
@@ -152,23 +152,23 @@ def inspect_command(
 @commands.command("verify")
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder made by `ingot data prepare`, or folder of shards.")],
-    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search TRAIN for copies of validation text.")] = None,
+    against: Annotated[Path | None, Option(metavar="DIR", help="Also search the train split of DIR for validation text.")] = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of the shards, if they do not name one.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length in words of the n-grams used to compare splits.")] = 13,
     overlap_share: Annotated[
-        float, Option(metavar="PART", help="Report validation documents with more than this fraction of their n-grams in train.")
+        float, Option(metavar="PART", help="Report a validation document if more than this fraction of its n-grams is in train.")
     ] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
             metavar="PART",
-            help="Allowed relative difference in bytes between the decoded and the original text. Default: 0.005, or 0.05 if "
-            "the decoded size matches the one recorded when the data was prepared.",
+            help="Allowed relative difference in size between the decoded tokens and the original text. Default: 0.005, or 0.05 "
+            "if the decoded size equals the one recorded when the data was prepared.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of a folder of tokens and list all problems. The exit code is 3 if there are any."""
+    """Check every byte of a folder of tokens and list all problems. The exit code is 3 if problems are found."""
     from ingot.data.verify.audit import audit
 
     with progress_bar("verifying", in_bytes=True) as progress:
@@ -191,9 +191,9 @@ def verify_command(
     print_splits(report.splits)
     for comparison in report.comparisons:
         print(
-            f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copied from documents in the train "
-            f"split of {comparison.against} and {comparison.similar:,} are similar to one; {comparison.share:.2%} of all "
-            f"{ngram_words}-word n-grams of the validation documents occur in that split"
+            f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copies of documents in the train split "
+            f"of {comparison.against}, and in {comparison.similar:,} more, over {overlap_share:.0%} of the {ngram_words}-word "
+            f"n-grams occur in that split; of the n-grams of all validation documents, {comparison.share:.2%} do"
         )
     counts: Counter[str] = Counter()
     for finding in report.findings:
@@ -201,13 +201,13 @@ def verify_command(
         if counts[finding.code] <= MAX_LISTED_FINDINGS:
             print(finding.line)
     for code, count in (counts - Counter(dict.fromkeys(counts, MAX_LISTED_FINDINGS))).items():
-        print(f"{code}: {count:,} more; --json lists them all")
+        print(f"{code}: {count:,} more findings; --json lists all")
     if not report.ok:
         raise typer.Exit(DataError.exit_code)
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print the counts of each split. If the decoded tokens and the text differ in size, print both sizes and return True."""
+    """Print a table of the counts of each split. If decoded tokens and text differ in size, print both sizes and return True."""
     with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
@@ -237,7 +237,7 @@ Inputs = Annotated[
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="Same as PATH; may be repeated.")]
 TextField = Annotated[str, Option(metavar="NAME", help="Field or column that contains the text.")]
-LARGE_VOCABULARY = 8192  # with this many ids or more, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257
+LARGE_VOCABULARY = 8192  # with this many ids or more, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
 
 
@@ -255,12 +255,12 @@ def prepare_command(
             metavar="PART",
             min=0,
             max=1,
-            help="Fraction of the text to use for validation (default 0.1): the end of each document if there are at most 20 "
-            "documents, else whole documents, evenly spaced.",
+            help="Fraction of the text to use for validation: the end of each document if there are at most 20 documents, "
+            "otherwise whole documents, evenly spaced. Default: 0.1.",
         ),
     ] = None,
     buckets: Annotated[bool, Option("--buckets", help="Read PATH/train/NAME/ and PATH/val/NAME/ as the bucket NAME.")] = False,
-    bos: Annotated[str | None, Option(metavar="TOKEN", help="BOS token, if tokenizer.json does not define one.")] = None,
+    bos: Annotated[str | None, Option(metavar="TOKEN", help="BOS token of a tokenizer.json; an empty TOKEN means none.")] = None,
     text_field: TextField = "text",
     encoding: Annotated[str, Option(metavar="NAME", help="Encoding of the input files, such as latin-1.")] = "utf-8",
     skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files that --encoding cannot decode.")] = False,
@@ -305,9 +305,12 @@ def prepare_command(
         return
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
-        print("piece bytes (the bytes of the tokens) differ from bytes: this tokenizer alters text, usually white space")
+        print(
+            "piece bytes (the size of the decoded tokens) differ from bytes (the size of the text): this tokenizer alters text, "
+            "usually white space"
+        )
     if summary.continued_documents:
-        print(f"{summary.continued_documents:,} documents were kept from an interrupted run")
+        print(f"{summary.continued_documents:,} documents had already been tokenized by an interrupted run")
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
     print("\n".join(next_command(summary)))
@@ -321,8 +324,8 @@ def next_command(summary: Prepared) -> list[str]:
     lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{no_val}"]
     if large:
         lines.append(
-            f"this needs a GPU: with {summary.vocab_size:,} ids a step takes seconds on a CPU; on a CPU use --recipe demo on "
-            "text prepared with --tokenizer byte, or with a small tokenizer (ingot data train-tokenizer)"
+            f"this needs a GPU, because with {summary.vocab_size:,} ids a step takes seconds on a CPU; to train on a CPU, use "
+            "--recipe demo and prepare the text with --tokenizer byte or a small tokenizer (ingot data train-tokenizer)"
         )
     return lines
 
@@ -332,12 +335,15 @@ def train_tokenizer_command(
     *,
     files: Inputs = None,
     more: MoreInputs = None,
-    kind: Annotated[Literal["sentencepiece", "bpe"], Option(help="sentencepiece: as in golf. bpe: byte-level BPE, as in GPT-2.")],
+    kind: Annotated[
+        Literal["sentencepiece", "bpe"],
+        Option(help="sentencepiece: BPE of characters, with bytes for rare ones. bpe: BPE of bytes, as in GPT-2."),
+    ],
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.", min=257, max=1 << 16)],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
     mark_capitals: Annotated[
-        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a marker and a lower-case letter.")
+        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a marker and its lower-case letter.")
     ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
@@ -370,7 +376,7 @@ def train_tokenizer_command(
 
 
 def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Path]:
-    """Return the --input paths followed by the positional ones: shells expand `--input *.txt` to `--input a.txt b.txt`."""
+    """Return the --input paths and then the positional paths, because shells expand `--input *.txt` to `--input a.txt b.txt`."""
     inputs = [*(options or ()), *(arguments or ())]
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")

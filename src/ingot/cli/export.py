@@ -52,7 +52,10 @@ def export(
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
         str | None,
-        Option(metavar="fp32|bf16|fp16|int8|q8_0", help=f"dtype of weights (int8: onnx, web's default; q8_0: gguf). {BY_RUN}"),
+        Option(
+            metavar="fp32|bf16|fp16|int8|q8_0",
+            help=f"dtype of the weights; int8 is for onnx and web (web's default), q8_0 for gguf. {BY_RUN}",
+        ),
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
@@ -63,10 +66,10 @@ def export(
         str | None, Option(metavar="ORG/NAME", help="Also upload the folder to the Hugging Face hub (--format huggingface).")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace existing output files, but no others.")] = False,
-    open_page: Annotated[bool, Option("--open", help="With --format web: serve the page and open it, until Ctrl-C.")] = False,
+    open_page: Annotated[bool, Option("--open", help="With --format web: open the page in a browser, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained model to one file, check its size and score it. --format converts it for another program instead."""
+    """Write a trained model to one file, check the file's size and score it; with --format, convert it for another program."""
     from ingot.inference.model import open_weights
 
     if open_page and layout != "web":
@@ -96,7 +99,7 @@ def export(
             if push is not None and (limit is None or record["bytes"] <= limit):
                 from ingot.artifact.huggingface import CODE, CONFIG, WRITTEN_FILES
 
-                # An earlier export of another model may have left its code in the folder.
+                # Upload model code only if this model needs it: an earlier export may have left the code of another model there.
                 has_code = "auto_map" in (read_dict(target / CONFIG) or {})
                 record["pushed"] = hub.upload(target, [name for name in WRITTEN_FILES if name != CODE or has_code])
         _report(record, as_json)
@@ -107,7 +110,7 @@ def export(
         return
     if score and data is None and not source.names_data:
         raise ConfigError(f"{path} does not record which data it was trained on; give --data DIR or --no-score")
-    if score and device not in ("auto", "cpu"):  # fail early if the device is missing; the check imports a framework
+    if score and device not in ("auto", "cpu"):  # fail before the export if the device is missing
         from ingot.backends.open import find_device
 
         find_device(device)
@@ -147,16 +150,16 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # a custom model: its artifact needs its Python file in the same folder
+    if source.config.model.family == "file":  # a custom model: its Python file must be next to the artifact or in the run folder
         file = model_file(source)
         copy = target.parent / file.name
-        if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
+        if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # outside the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
                 raise ConfigError(f"{copy} already exists, but this model's code must be written there; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
-    codes: dict[str, list[Any]] = {}  # tensor records by name
-    if section.quantiser in BY_MODEL:  # this quantiser needs the text of the run for calibration
+    codes: dict[str, list[Any]] = {}
+    if section.quantiser in BY_MODEL:  # this quantiser is calibrated on text from the dataset of the run
         from ingot.data.loading.data_path import open_dataset
         from ingot.train.fit_artifact import find_codes
 
@@ -170,7 +173,7 @@ def _export_file(
 
 
 def _has_validation_text(source: Weights) -> bool:
-    """Return False if the run has no validation text; if its data cannot be opened, return True: scoring reports the error."""
+    """Return True if the run has validation text, and also if its data cannot be opened, so that scoring reports the error."""
     from ingot.data.loading.data_path import open_dataset
 
     data = source.config.data
@@ -224,14 +227,14 @@ def _export_layout(
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Return the output path after checking it. By default it is in the run folder, where an artifact may be overwritten."""
+    """Return the output path after checking it. The default path is in the run folder; an artifact there may be overwritten."""
     if output is None and source.run is not None:
         from ingot.artifact.container import read_artifact
 
         output = source.run / "artifact" / name
         output.parent.mkdir(exist_ok=True)
         try:
-            read_artifact(output)  # without --force, only files written by Ingot are overwritten
+            read_artifact(output)  # raises CheckpointError unless Ingot wrote the file
             force = True
         except CheckpointError:
             pass
@@ -252,7 +255,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
         rows.append(("parameters", f"{record['parameters']:,} in {record['payload_bytes']:,} bytes before compression"))
     if "val_bpb" in record:
         change = record["val_bpb"] - record["checkpoint_val_bpb"]
-        rows.append(("val_bpb", f"{record['val_bpb']:.4f}, read back from the file"))
+        rows.append(("val_bpb", f"{record['val_bpb']:.4f}, scored from the written file"))
         rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
     print_json({**record, "fits": within}) if as_json else print_columns(rows)
     if not within:
@@ -279,7 +282,7 @@ def import_weights(
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a model from Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact for the other commands."""
+    """Convert a model from Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact that Ingot can use."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.inference.model import foreign_weights
 
@@ -299,7 +302,7 @@ def import_weights(
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[Any], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, settings and tokenizer of a model to import, and its evaluation settings if they are known."""
+    """Return the weights, settings and tokenizer of a model to import, and its evaluation settings ({} if unknown)."""
     from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
 
     path = user_path(name)

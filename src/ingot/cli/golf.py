@@ -17,7 +17,7 @@ from ingot.console.output import print_columns, print_json
 golf_commands = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Build a submission from runs of train_gpt.py, or of ingot train with the family frontier.",
+    help="Build a submission to the golf challenge from runs of train_gpt.py, or of ingot train with the family frontier.",
     short_help="Build a submission from golf runs.",
 )
 

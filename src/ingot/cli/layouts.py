@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_hub(name: str) -> Hub:
-    """Return the repository ORG/NAME on the Hugging Face hub, for uploads; raise ConfigError without a token."""
+    """Return the repository ORG/NAME on the Hugging Face hub, for uploads; raise ConfigError if no access token is set."""
     from ingot.data.hub import Hub
 
     hub = Hub(name, "model")
@@ -59,13 +59,13 @@ def write_layout(
 
         size = write_gguf(target, source.tensors.values(), settings, tokenizer, dtype, name)
         if tokenizer is not None and is_normalised(tokenizer):
-            warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
+            warn("llama.cpp encodes repeated spaces and rare characters differently than Ingot: it does not normalise text")
         return size
     return _write_huggingface(target, source, tokenizer, settings, dtype, published)
 
 
 def _write_onnx(folder: Path, weights: Weights, tokenizer: Mapping[str, Any] | None, dtype: str) -> int:
-    """Write model.onnx, config.json and, if a spec is given, the tokenizer's files to a folder; return their size in bytes."""
+    """Write model.onnx, config.json and the files of the tokenizer (a spec, or None) to a folder; return their size in bytes."""
     config = settings_on(weights, "cpu")
     vocab_size = find_tokenizer(weights).vocab_size
     files, known = tokenizer_files(tokenizer, config.model.context or config.data.seq_len) if tokenizer else ({}, None)

@@ -51,7 +51,7 @@ GROUPS = {
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 WITH_SETTINGS = ("train", "sweep", "validate", "plan", "init")
-WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # their errors name --device, not training.device
+WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # their error messages name --device, not training.device
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),
@@ -63,7 +63,7 @@ COMMAND_BY_FOREIGN_NAME = {
     "tokenize": "data prepare",
     "batch-generate": "generate --input",
 }
-UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException; its module depends on the version of typer
+UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, which some versions of typer bundle
 
 
 class CommandGroup(TyperGroup):
@@ -126,7 +126,7 @@ def run(args: Sequence[str] | None = None) -> None:
     json_printed.set(False)
 
     def advice(words: str) -> str:
-        own = "undo the changes, resume the run with its own settings (ingot train RUN) or choose another {0}"
+        own = "undo the changes, resume the run with its saved settings (ingot train RUN) or choose another {0}"
         return own if words == "undo the changes or choose another {0}" else words
 
     stopped = stop_exit_code(args)

@@ -1,4 +1,4 @@
-"""`ingot plan`: memory, speed, hours and cost of a run, before any of it is paid for."""
+"""`ingot plan`: predict the memory, speed, hours and cost of a run before it is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(
     tokens: Annotated[int | None, Option("--tokens", metavar="N", help="Number of tokens to train on.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Predict memory per GPU, tokens/s, hours and cost of a run from a simulated step. Exit code 1: it does not fit."""
+    """Predict memory per GPU, tokens/s, hours and cost of a run from a simulated step. Exit code 1: too little memory."""
     from ingot.preflight.plan import GIB, make_plan
 
     resolved = resolve_config(recipe, config, given_settings(ctx), max(1, gpus), warn)
@@ -36,7 +36,7 @@ def plan(
     compute, optimizer, sending, exposed = (
         f"{1000 * p[f'{what}_seconds']:,.1f} ms" for what in ("compute", "optimizer", "communication", "exposed")
     )
-    hidden = f"{exposed} of it not hidden" if p["exposed_seconds"] else "hidden behind compute"
+    hidden = f"{exposed} of it not hidden behind compute" if p["exposed_seconds"] else "hidden behind compute"
     rows = [
         (f"Model on {p['gpus']} x {p['gpu']}",),
         ("  parameters", f"{p['parameters']:,}"),

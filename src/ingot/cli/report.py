@@ -118,7 +118,7 @@ def _page(runs: Mapping[str, Run]) -> str:
         for a, b, said in tested(arms):
             table(("A", "B", "B against A"), [[a.runs[0].name, b.runs[0].name, said]])
 
-    section("Seconds per step", f"A stall is a stretch of steps that took more than {STALL_FACTOR:g} times the median.")
+    section("Seconds per step", f"Stalls are logging intervals with a mean over {STALL_FACTOR:g} times the median.")
     rows = []
     for name, run in runs.items():
         timing = run.series.timing()
@@ -133,14 +133,14 @@ def _page(runs: Mapping[str, Run]) -> str:
     ]
     if rows:
         section("Artifacts")
-        table(("run", "file", "bytes", "bits per byte of the file"), rows)
+        table(("run", "file", "bytes", "bits per byte of the artifact"), rows)
 
-    section("Samples", "The last sample of each run.")
+    section("Samples", "The last text sample of each run.")
     for name, run in runs.items():
         for step in sorted(run.samples())[-1:]:
             try:
                 text = run.sample(step, MAX_SAMPLE_CHARACTERS)
-            except CheckpointError as error:  # the rest of the page is still useful
+            except CheckpointError as error:  # show the error in place of the sample
                 text = str(error)
             parts.append(f"<h3>{escape(name)}, step {step:,}</h3>\n<pre>{escape(visible(text.strip()))}</pre>\n")
     data = to_json({name: vars(curve) for name, curve in curves.items()}).replace("<", "\\u003c")

@@ -44,7 +44,7 @@ def status(
     watch: Annotated[bool, Option("--watch", help="Keep showing the runs, with their curves, until all have ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the status of runs: step, loss, throughput and remaining budget of one run, or a table with best scores of several."""
+    """Show the status of runs: step, loss, throughput and remaining budget; for several runs, a table with their best scores."""
     opened: list[Run] = []
     for path in runs or [RUNS]:
         found = [Run(place) for place in sorted(find_runs([path]).values())]
@@ -78,7 +78,7 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 @cache
 def _data(run: Run) -> dict[str, str | None]:
-    """Return the path of a run's data, and the kind of tokenizer in its newest checkpoint."""
+    """Return the data path of a run and the kind of tokenizer in its newest checkpoint; None for what cannot be read."""
     path = kind = None
     with suppress(IngotError):  # config.yaml may come from another version of Ingot
         path = run.config.data.path
@@ -127,12 +127,12 @@ def _status_facts(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _watch(runs: Sequence[Run], as_json: bool) -> None:
-    """Show runs until none is running or Ctrl-C is pressed: redraw them on a terminal, print changes elsewhere."""
+    """Show runs until none is running or Ctrl-C is pressed: redraw them on a terminal; elsewhere, print them when they change."""
     drawn, previous = 0, None
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            began = time.process_time() if previous else math.inf  # inf: ignore the first round, which reads all files
+            began = time.process_time() if previous else math.inf  # inf: do not count the first round, which reads all files
             records = _status_records(runs)
             running = any(record["status"] == "running" for record in records)
             facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]
@@ -195,7 +195,7 @@ def ui(
     runs: RunsOrFolders = None,
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
-    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run custom model code.")] = False,
+    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run custom models' code.")] = False,
 ) -> None:
     """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
     try:

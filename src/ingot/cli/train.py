@@ -64,7 +64,7 @@ def train(
     if run_folder is not None:
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
-            raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
+            raise ConfigError(f"{run_folder} is resumed with the settings in its config.yaml; leave {option} out")
         speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # warn once, not on every rank
         resolved = _settings_of_run(run_folder, settings, warn if speaks else lambda line: None)
     elif recipe == "auto":
@@ -88,7 +88,7 @@ def train(
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
-        # Check the run once, before there are ranks that would all report the same error.
+        # Check the run before starting the ranks, which would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
         where: dict[str, Any] = {"node_rank": node_rank, "master_addr": master_addr, "master_port": master_port}
         where |= {"nnodes": most, "min_nodes": least, "max_restarts": max_restarts}
@@ -104,7 +104,7 @@ def train(
     if (most > 1 or max_restarts) and "RANK" not in os.environ:
         raise ConfigError("--nnodes and --max-restarts need --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # takes a second to import, so show the live line first
+        from ingot.preflight.validate import check_before_training  # the import takes a second: show the progress line first
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
@@ -119,14 +119,14 @@ def train(
 
 
 def _folder_of_restarts(resolved: ResolvedConfig, nnodes: int, force: bool) -> Path:
-    """Return the run folder for all starts of the ranks; create one if none is set."""
+    """Return the run folder that the ranks use after every restart; create one if training.output_dir is not set."""
     from ingot.runs.folder import new_run_dir
     from ingot.runtime.remote import local_path
 
     folder, resume = resolved.config.training.output_dir, resolved.config.training.resume
     if resume == "never" or (nnodes > 1 and (force or folder is None)):
         raise ConfigError(
-            "--max-restarts excludes training.resume=never and, with --nnodes, needs training.output_dir, not --force"
+            "--max-restarts excludes training.resume=never; with --nnodes, it needs training.output_dir and excludes --force"
         )
     return local_path(folder) if folder is not None else new_run_dir(resolved.recipe)
 
@@ -146,7 +146,7 @@ def _settings_of_run(name: str, given: Mapping[str, Any], report: Callable[[str]
     folder = local_run(name)
     run = Run.open(folder)
     last = RunFolder(folder).environment()
-    besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user
+    besides = last.get("besides_config")  # settings of the last session that are not in a config.yaml written by a user
     overrides = {**(besides if isinstance(besides, dict) else {}), **given, **own}
     resolved = load_config(file=run.config_path, overrides=overrides)
     if (saved := saved_config(folder)) is not None:
@@ -154,7 +154,7 @@ def _settings_of_run(name: str, given: Mapping[str, Any], report: Callable[[str]
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # config.yaml is as the last session wrote it
+    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # the file has not been edited
     return replace(resolved, files=()) if wrote_config else resolved
 
 
@@ -202,7 +202,7 @@ def sweep(
     stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Train each arm (a set of settings) with every seed, and compare the scores of each arm with those of the first."""
+    """Train each arm (a set of settings) with every seed, and compare the scores of each arm with those of the first arm."""
     from ingot.config.loading import load_config
     from ingot.experiments.sweep import make_arms, plan_trials, read_seeds, refuse_fixed, run_trials, summarise
 
@@ -215,7 +215,7 @@ def sweep(
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
             defaults["evaluation.final_rows"] = None  # all rows: "auto" would score a slow trial on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
-            defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep does not compare its score
+            defaults["artifact.write"] = False  # skip the export, which takes seconds: this sweep compares no artifacts
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), user_path(output), resolve, score)

@@ -172,8 +172,8 @@ def generate(
     stop_at_end: Annotated[
         bool | None, Option(help="Stop when the model ends the document. Default: on with --input, off otherwise.")
     ] = None,
-    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin each text with its prompt.")] = False,
-    stream: Annotated[bool, Option("--stream", help="Print text during generation; in JSON lines, a line per chunk.")] = False,
+    return_full_text: Annotated[bool, Option("--return-full-text", help="In JSON lines, put the prompt before a text.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print text as it is generated; in JSON lines, one line per chunk.")] = False,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,

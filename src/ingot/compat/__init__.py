@@ -1,1 +1,1 @@
-"""Compatibility with other programs' commands, files and logs: nanoGPT, gpt-simple and the golf challenge."""
+"""Compatibility with the commands, files and logs of nanoGPT, gpt-simple and the scripts of the golf challenge."""

@@ -3,7 +3,7 @@
     import lm_eval, ingot.compat.lm_eval
     lm_eval.simple_evaluate(model="ingot", model_args="path=RUN,device=cpu", tasks=["hellaswag"])
 
-Text is tokenized exactly as by lm-eval's Hugging Face backend with the exported model, so both backends give the same scores.
+Text is tokenized exactly as lm-eval's Hugging Face backend does for the exported model, so both backends give the same scores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ try:
 except ImportError:
     raise ConfigError("ingot.compat.lm_eval needs the package lm-eval", advice="pip install 'ingot-lm[lm-eval]'") from None
 
-MOST_NEW = 256  # maximum number of generated tokens if the task sets none
+MOST_NEW = 256  # maximum number of generated tokens if the task sets no limit
 
 
 @register_model("ingot")

@@ -53,7 +53,8 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
         for name, points in panel.lines:
             xs, ys = zip(*points, strict=True)
             marker = "o" if len(xs) < MAX_MARKED_POINTS else None
-            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # matplotlib hides labels such as _x
+            # Labels start with a space, because matplotlib hides labels that start with an underscore.
+            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)
         axes.set_title(panel.title, parse_math=False, fontsize=10)
         axes.set_xlabel(panel.axis)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -70,7 +71,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False) -> list[str]:
-    """Render a panel as lines of text, `width` cells wide: braille curves, each ending in a letter, and a legend."""
+    """Render a panel as lines of text, `width` cells wide: braille curves, each ending in a letter, and their legend."""
 
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text
@@ -118,6 +119,6 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
 
 def describe_stalls(timing: Timing, limit: int) -> str:
     """Describe the `limit` longest stalls of a run and count the rest."""
-    longest = [f"{seconds:.1f} s before step {step:,}" for step, seconds in timing.stalls[:limit]]
+    longest = [f"{seconds:.1f} s lost up to step {step:,}" for step, seconds in timing.stalls[:limit]]
     more = len(timing.stalls) - len(longest)
     return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"

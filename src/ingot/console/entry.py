@@ -44,7 +44,7 @@ def _user_error(error: BaseException) -> IngotError | None:
         reason = error.strerror or message
         return RunError(reason if error.filename is None else f"{error.filename}: {reason}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # from torch and MLX
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
             "out of memory",
@@ -75,7 +75,7 @@ def _user_error(error: BaseException) -> IngotError | None:
 
 
 BROKEN_PIPE = 141  # exit code by shell convention when a reader such as `head` has closed the pipe
-PEER_WAIT_SECONDS = 10  # how long a rank that notices a failure waits, so that the rank that failed can report it
+PEER_WAIT_SECONDS = 10  # wait of a rank that noticed another rank's failure, so that the failed rank can report it first
 STARTED_AT = "INGOT_STARTED_AT"  # environment variable with the launcher's start time
 
 
@@ -157,7 +157,7 @@ def process_start() -> float:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
     age = process_age()
-    return time.time() - (age if age is not None else time.process_time())  # CPU time is a close estimate of the age
+    return time.time() - (age if age is not None else time.process_time())  # unknown age: CPU time is a close estimate
 
 
 def say(line: str) -> None:

@@ -47,8 +47,8 @@ def launch(
 ) -> int:
     """Run `python -m module <argv>` or `<command> <argv>` as `nproc` ranks; return 0 or the exit code of the first failed rank.
 
-    After a failure, all ranks are started again on the machines that are left, at most `max_restarts` times and if at least
-    `min_nodes` (default: all) of `nnodes` machines are left. `program` is the name in error messages.
+    After a failure, all ranks are started again on the remaining machines, at most `max_restarts` times and only if at least
+    `min_nodes` (default: all) of the `nnodes` machines remain. `program` is the name in error messages.
     """
     min_nodes = nnodes if min_nodes is None else min_nodes
     if nproc < 1 or not 0 <= node_rank < nnodes:
@@ -85,7 +85,7 @@ def launch(
                     env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no other thread is working yet
+                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no other thread is running yet
                 )
                 ranks.append(rank)
         except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live line on a terminal, plain lines or nothing elsewhere."""
+"""Progress on stderr: a live line on a terminal, otherwise plain lines or nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Work:
     """A task in progress: its name, how much is done, and when it started."""
 
     def __init__(self, what: str, unit: str = "rows"):
-        self.what, self.done, self.total = what, 0, 0  # total 0: unknown
+        self.what, self.done, self.total = what, 0, 0  # a total of 0 means unknown
         self._unit, self._since = unit, time.monotonic()
 
     def parts(self, width: int) -> list[str]:
@@ -187,14 +187,14 @@ def make_reporter() -> Iterator[Reporter]:
 
 
 class LiveReporter(LineReporter):
-    """Shows a progress bar with current metrics, and lines above it for evaluations, checkpoints and messages."""
+    """A reporter that shows a progress bar with current metrics, and above it lines for evaluations, checkpoints and messages."""
 
     def __init__(self) -> None:
         self.line = StatusLine(self._render)
         super().__init__(lambda text: self.line.above(f"{shown(text)}\n"))
         self._work: Work | None = Work("starting")  # None while training
         self._step: StepReport | None = None
-        self._left = ""  # remaining budget
+        self._left = ""  # text about the remaining budget
         self._bpb = ""
 
     def begin(self, report: BeginReport) -> None:

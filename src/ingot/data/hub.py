@@ -45,7 +45,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CONVERTED = "refs/convert/parquet"  # revision with the copy that the hub converted to CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # as CONFIG in a dataset name, selects the files of all configurations
+EVERY = "*"  # this CONFIG in a dataset name selects the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Hub:
         return Path(self._ask(f"the {self.repo_type}", ask, partial(ask, local_files_only=True)))
 
     def check_login(self) -> None:
-        """Raise ConfigError if the repository's name is not ORG/NAME, or there is no token to upload files with."""
+        """Raise ConfigError if the repository's name is not ORG/NAME, or if there is no access token for uploads."""
         if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", self.repo):
             raise ConfigError(f"{self.repo!r} is not a valid repository name; expected ORG/NAME")
         if not get_token():
@@ -210,7 +210,7 @@ class Hub:
             advice = "check the name; for a private or gated repository, log in with `hf auth login` or set HF_TOKEN"
             return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
-            advice = "make room or set HF_HOME to a folder on another disk"
+            advice = "free some disk space or set HF_HOME to a folder on another disk"
             return DataError(f"cannot read or write {error.filename or self.cache}: {error.strerror}", advice=advice)
         reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
         return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; run the same command to resume")
@@ -237,7 +237,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     if not parts:
         raise ConfigError(f"{name} is not a valid name of a Hugging Face dataset; expected hf:ORG/NAME[/CONFIG][:SPLIT]")
     hub = Hub(parts["repository"])
-    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # inside the cache, to be deleted with it
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # stored in the hub's cache, so that both are deleted together
     try:
         listing = hub.listing()
         card = (listing.card.get("configs") if listing.card else None) or []
@@ -262,7 +262,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
                 log.warning("%s; using the files of %s that were downloaded earlier", error, name)
                 return paths
         raise DataError(f"cannot fetch {name}: {error}; try again when online, or {instead}") from None
-    with suppress(OSError):  # the cache may be read-only
+    with suppress(OSError):  # the record is optional, and the cache may be read-only
         note.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]
@@ -277,7 +277,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         folder = str(selected.get("data_dir") or "").strip("/")
         entries = selected.get("data_files", "**")
         entries = entries if isinstance(entries, list) else [entries]
-        by_split = all(isinstance(entry, dict) for entry in entries)  # otherwise the split is inferred from the paths
+        by_split = all(isinstance(entry, dict) for entry in entries)  # if False, the split is inferred from the paths
         paths = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
         patterns = []
         for path in chain.from_iterable(path if isinstance(path, list) else [path] for path in paths):
@@ -292,7 +292,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
             raise DataError(f"{name}: no parquet files in a folder {config!r}; folders with parquet files: {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
-        raise DataError(f"{name}: no parquet files for the split {split!r}; choose one that appears in: {_some(files)}")
+        raise DataError(f"{name}: no parquet files for the split {split!r}; choose a split named in these paths: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
         raise DataError(f"{name}: the hub has only part of the dataset as parquet ({partial}); download the original files")
     return sorted(chosen)

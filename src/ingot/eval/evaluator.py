@@ -96,7 +96,7 @@ class Evaluator:
     document_mask: bool = False
     rule: Rule = "text"
     whole_rows: bool = False  # drop the last row if it is incomplete
-    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by bucket name; row numbers continue from bucket to bucket
+    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # row numbers continue from bucket to bucket
 
     @property
     def parts(self) -> Mapping[str, Evaluator]:
@@ -171,7 +171,8 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times (with empty batches at the end).
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times (at the end with empty batches),
+        so that all ranks can call it equally often.
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a task. The model picks the likeliest pair; a single pair is correct if greedy decoding would produce it."""
+    """An item of a task. The model chooses the likeliest continuation; a single one is correct if greedy decoding produces it."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -63,7 +63,7 @@ def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
 
 def _item(pairs: Sequence[tuple[str, str]], gold: int = 0) -> Item:
     if not 0 <= gold < len(pairs):
-        raise ValueError(f"its answer has index {gold}, but there are {len(pairs)} choices")
+        raise ValueError(f"the answer has index {gold}, but there are {len(pairs)} choices")
     if not all(rest.strip() for _, rest in pairs):
         raise ValueError("a continuation is empty")
     return Item(tuple((context, f" {rest}") for context, rest in pairs), gold)

@@ -1,8 +1,8 @@
 """Batched generation for many clients: a single thread generates, and requests that arrive together share a batch.
 
 A batch contains the requests that were waiting when it began and that have the same temperature and top_p. Batches alternate
-after every token, so that no client waits for another's long completion. A completion depends only on its prompt and
-its own seed, not on the rest of its batch. The row of a client that has disconnected is dropped; a batch without clients ends.
+after every token, so that no client waits for another client's long completion. A completion depends only on its
+prompt and seed, not on the rest of its batch. The row of a client that has disconnected is dropped; a batch without clients ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Chunk:
 
 @dataclass(eq=False)
 class Completion:
-    """A requested completion. The engine's thread calls `put` with each chunk; `finish` is set only in the last one."""
+    """A requested completion. The engine's thread calls `put` with each chunk; `finish` is set only in the last chunk."""
 
     ids: list[int]
     is_new: bool  # True if the completion starts a document
@@ -121,7 +121,7 @@ class Engine:
                 wait = False
 
     def _begin(self) -> None:
-        """Begin a batch of the requests for zero tokens, and a batch of the first other request and those that can join it."""
+        """Start a batch of requests that need no new tokens, and one of the next request and those it can be batched with."""
         self._waiting = [text for text in self._waiting if not text.gone.is_set()]
         scored = [text for text in self._waiting if not text.tokens]
         if scored:

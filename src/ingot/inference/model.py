@@ -33,7 +33,7 @@ from ingot.runs.folder import INDEX, MODEL_COPY, saved_steps
 from ingot.runtime.files import file_sha256
 from ingot.runtime.tensors import TensorRecord
 
-# A model before loading: the weights of a run, a checkpoint, an artifact or a foreign file, and the metadata to rebuild it.
+# A model before loading: the weights of a run, a checkpoint, an artifact or another program's file, and the metadata to build it.
 
 # Names of the checkpoint metadata entries that exported files also contain.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
@@ -74,7 +74,7 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
-        known["val_bpb"] = None  # the score is that of an earlier step or covers only part of the text
+        known["val_bpb"] = None  # the score belongs to an earlier step or covers only a part of the validation split
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
@@ -143,7 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint at a path, or None if there is none or ingot's own checkpoint is at least as recent."""
+    """Return the gpt-simple checkpoint at a path; None if there is none or if an Ingot checkpoint there is at least as recent."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):

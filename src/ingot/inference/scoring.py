@@ -154,7 +154,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
     kept = context.rstrip()
     whole, before = (text_ids(tokenizer, text) for text in (context + continuation, kept))
     if whole[: len(before)] != before and tokenizer.unfinished(whole[: len(before)]):
-        # The capital mark at the start of the continuation was merged with the end of the context.
+        # The mark that encodes the capital at the start of the continuation was merged into the last token of the context.
         same = next(place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
         return before[:same], whole[same:]
     return before, whole[len(before) :]

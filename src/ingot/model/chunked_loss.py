@@ -20,7 +20,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 # Excluded from the graph of a compiled model, which would keep all chunks in memory and, in torch 2.11, give wrong gradients.
 @torch.compiler.disable
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
-    """Return the summed loss of (N) targets given (N, C) hidden states; `chunk` is in tokens, `compiled` uses torch.compile."""
+    """Return the summed loss of (N) targets and (N, C) hidden states; `chunk` is in tokens; if `compiled`, use torch.compile."""
     if not torch.is_grad_enabled():
         parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
         return torch.stack([summed_loss(head_logits(h, weight, softcap), y) for h, y in parts]).sum()

@@ -10,7 +10,7 @@ IGNORED = -1  # a target with this value is not predicted and contributes neithe
 
 
 def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., C); `softcap`, if given, limits them to (-softcap, softcap) by tanh."""
+    """Return the logits (..., V) of hidden states (..., C); `softcap`, if given, limits them to (-softcap, softcap) with tanh."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     return logits if softcap is None else softcap * torch.tanh(logits.float() / softcap)
 
@@ -21,7 +21,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets and its gradient w.r.t. h @ w.T (n, V), whose rows of ignored targets are invalid."""
+    """Return the summed loss of (n) targets and its gradient w.r.t. h @ w.T (n, V), not zeroed for ignored targets."""
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
     index = y.clamp(min=0)[:, None]

@@ -1,4 +1,4 @@
-"""The transformers side of an exported model: its config class, its model class and its key-value cache.
+"""Support for transformers in an exported model: its config class, model class and key-value cache.
 
 artifact/model_code.py puts this code below the code of a model, so that transformers loads an exported folder without Ingot.
 A model counts positions from the first column, so a batch may be padded on the right, but not on the left.
@@ -19,7 +19,7 @@ Model: Any = nn.Module  # the class of the exported model
 
 
 class IngotConfig(PretrainedConfig):
-    """The arguments of Model: `settings` (only those that it takes) and `extra`. `stages` are values for its method `set`."""
+    """The config of an exported model: arguments of Model's constructor (`settings`, `extra`) and of its `set` (`stages`)."""
 
     model_type = "ingot"
 
@@ -103,10 +103,10 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Return logits (B, T, V) and, if asked for, the loss of `labels` (-100: ignored) and the key-value cache."""
+        """Return logits (B, T, V) and, if requested, the loss of `labels` (-100: ignored) and the key-value cache."""
         cache, model = past_key_values, self.model
         if cache is not None and not isinstance(cache, IngotCache):
-            raise ValueError("past_key_values must be that of an earlier output of this model; leave it out in the first call")
+            raise ValueError("past_key_values must come from an earlier output of this model; leave it out in the first call")
         mask = attention_mask
         if mask is not None and not (mask.dim() == 2 and mask[:, 0].all() and (mask[:, 1:] <= mask[:, :-1]).all()):
             raise ValueError("attention_mask must be ones, then zeros: pad on the right, or generate for one prompt at a time")
@@ -137,7 +137,7 @@ class IngotForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool = True,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the inputs of the next forward pass: the tokens not yet cached, or, beyond the context, its last tokens."""
+        """Return the inputs of the next forward pass: the tokens not yet cached or, if the context is full, the last ones."""
         if input_ids.size(1) > self.context:  # each new token now shifts the positions of all others
             mask = attention_mask if attention_mask is None else attention_mask[:, -self.context :]
             return {"input_ids": input_ids[:, -self.context :], "attention_mask": mask, "use_cache": False, "logits_to_keep": 1}

@@ -73,8 +73,8 @@ class LanguageModel(nn.Module):
     loss_chunk: int | None = None  # number of tokens whose logits are in memory at the same time; None: all
     fused_loss = False  # compute softcap and loss in one kernel
     fp8_head = False  # compute the matmuls of the output head in fp8 during training
-    later_weights: tuple[float, ...] = ()  # loss weights of the targets after the next one, during training
-    later_scale: Tensor  # a factor of these weights, on the device
+    later_weights: tuple[float, ...] = ()  # loss weights of the tokens after the next token, during training
+    later_scale: Tensor  # factor by which `later_weights` are multiplied, on the device
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         return head_logits(hidden, self.head, self.softcap)
 
     def head_loss(self, hidden: Tensor, targets: Tensor, later: Sequence[Tensor] = ()) -> Tensor:
-        """Return the mean loss over (N) targets, given hidden states (N, C); the gradient is also that of `later` targets."""
+        """Return the mean loss over (N) targets, given hidden states (N, C); only its gradient includes `later` targets."""
         loss = head_loss(hidden, self.head, targets, self.softcap, self.loss_chunk, self.fused_loss, self.fp8_head)
         if not later:
             return loss

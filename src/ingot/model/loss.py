@@ -65,9 +65,9 @@ def later_loss(
     shares: Sequence[float],
     softcap: float | None,
 ) -> Tensor:
-    """Return the sum of the mean losses of `later` targets weighted by `shares`, given the mean loss of the next `targets`.
+    """Return the sum of the mean losses of `later` targets, weighted by `shares`, given the mean `loss` of the usual `targets`.
 
-    Losses of the same logits differ only by the logits of their targets, so these are computed alone, without the others.
+    The losses of two targets under the same logits differ only by the targets' logits, so only those logits are computed.
     """
 
     def logit(y: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class FileSettings(DropoutSettings):
 
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     file: str = Field(
-        description="Python file with a class Model; the constructor receives the `model` settings it takes as arguments."
+        description="Python file with a class Model; its constructor is called with those `model` settings that it accepts."
     )
     settings: dict[str, Any] = Field({}, description="Additional keyword arguments for the constructor of Model.")
 
@@ -244,9 +244,10 @@ class FrontierSettings(RotarySettings):
         "one layer can look up what followed an earlier occurrence of a token. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
-        "SSSSL", description="One letter per layer, repeated: S sees `window` tokens, L the whole row; the last layer is L."
+        "SSSSL",
+        description="One letter per layer, repeated as needed: S sees `window` tokens, L the whole row; the last is always L.",
     )
-    window: Size = Field(256, description="Window of the S layers in tokens, including the current one. Stages can change it.")
+    window: Size = Field(256, description="Window of S layers, in tokens including the current one; training.stages can set it.")
     values: Literal["none", "projections", "tables"] = Field(
         "projections",
         description="What to add to the attention values of the layers in value_layers, scaled by a gate per head. projections: "

@@ -1,6 +1,6 @@
 """Assignment of parameters to groups, each with an optimizer and peak learning rate; used by both torch and MLX.
 
-A parameter belongs to the first entry of `optimizer.groups` that matches its name; all others are grouped by kind (groups.py).
+A parameter belongs to the first entry of `optimizer.groups` that matches its name or else to the group of its kind (groups.py).
 With Muon, parameters of kind `matrix` outside the blocks or with more than two dimensions are in the group `rest`.
 """
 

@@ -22,7 +22,7 @@ from ingot.config.schema import OptimizerSection
 Polynomial = tuple[float, float, float]  # the coefficients a, b, c of ax + bx³ + cx⁵
 
 LOWEST = 1e-3  # smallest singular value that five iterations of Polar Express map near one
-# Rounding may push a value above the interval, where polynomials diverge; this factor stretches all polynomials but the last.
+# Rounding may push a singular value above the interval, where polynomials diverge; this factor widens all intervals but the last.
 SAFETY = 1.01
 # Polynomials are fitted only above this fraction of the upper bound; they multiply smaller values by their slope at zero.
 # The best polynomial for a wider interval would come close to zero inside the interval, where rounding errors dominate.
@@ -31,11 +31,11 @@ CUSHION = 0.024
 
 @lru_cache
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
-    """Return a polynomial per iteration: the closest to 1 on the range of the previous polynomial (Amsel et al., 2025).
+    """Return a polynomial per iteration: the one closest to 1 on the range of the previous polynomial (Amsel et al., 2025).
 
     Five iterations map 0.001 .. 1 to 0.87 .. 1.13. An iteration multiplies small values by about four, so the lower bound of
-    0.001 is raised fourfold per missing iteration: four iterations map 0.004 .. 1 to 0.86 .. 1.14. The first four of the
-    five polynomials would give 0.43 .. 1.57.
+    0.001 is raised fourfold for each iteration fewer than five: four iterations map 0.004 .. 1 to 0.86 .. 1.14. The first four of
+    the five polynomials would map it to 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
     polynomials = []
@@ -144,19 +144,19 @@ class Exchange(Protocol):
     """Communication of a Muon step between ranks, each of which orthogonalises its share of P matrices of one shape."""
 
     def shape(self, p: Tensor) -> tuple[int, int]:
-        """Return the shape of the matrix of which `p` is this rank's part."""
+        """Return the shape of the whole matrix of which `p` is this rank's part."""
 
     def own(self, stack: Tensor) -> Tensor:
         """Return this rank's share of a stack (P, ...) that is equal on all ranks."""
 
     def all(self, share: Tensor, count: int) -> Tensor:
-        """Return the stack of `count` entries whose shares the ranks hold."""
+        """Gather the shares of all ranks, and return the whole stack of `count` entries."""
 
     def whole(self, parts: Tensor, rows: int) -> Tensor:
-        """Return the matrices (k, rows, n) of this rank's share, given each rank's part (P, r, n) of all matrices."""
+        """Given this rank's rows (P, r, n) of all matrices, return the whole matrices (k, rows, n) of this rank's share."""
 
     def parts(self, share: Tensor, shape: torch.Size) -> Tensor:
-        """Return this rank's part of all matrices, of `shape` (P, r, n); the inverse of `whole`."""
+        """Given the whole matrices of this rank's share, return this rank's rows of all matrices, of `shape` (P, r, n)."""
 
 
 class Options(NamedTuple):
@@ -186,7 +186,8 @@ def update_matrices(
 ) -> Tensor:
     """Return the parameters (P, m, n) after a step; update momentum and squares in place. If `skip` is one, change nothing.
 
-    With `exchange`, matrices of `shape` are spread over ranks: each rank orthogonalises some of them.
+    With `exchange`, the ranks share the work: each orthogonalises some of the P matrices. `shape` is the shape of a whole matrix,
+    of which `params` may hold only this rank's rows.
     """
     rows, columns = shape or params.shape[1:]
     after = momentum_before * momentum + grads
@@ -271,7 +272,7 @@ class Muon(torch.optim.Optimizer):
                 if options.beta2 is not None:
                     squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
                 lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-                if self._compiled:  # tensors, because every new float value would compile another graph
+                if self._compiled:  # tensors, because every new float value would trigger a recompilation
                     lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
                 exchange = (self._exchange, (rows, columns)) if self._exchange is not None else ()
                 stack = torch.stack(params)

@@ -18,7 +18,7 @@ def fraction_spent(config: Config, step: int, seconds: float) -> float:
 
 
 def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on all peak learning rates for the next step, after `step` steps and `seconds` of training."""
+    """Return the factor that scales all peak learning rates in the next step, after `step` steps and `seconds` of training."""
     o = config.optimizer
     warmup = min(1.0, (step + 1) / (o.warmup_steps + 1))
     match o.schedule:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on Muon's weight decay: 1, or falling from 1 to 0, or falling to 0.25 and then rising to 1.25."""
+    """Return the scale of Muon's weight decay: 1, or falling from 1 to 0, or falling to 0.25 and then rising to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)

@@ -98,8 +98,10 @@ def save_part(folder: Path, step: int, state: Callable[[], Tensors], rank: int) 
     try:
         index = _write_part(partial, state(), f"-{rank:05d}")
     except Exception as error:
-        with suppress(OSError):
+        try:
             write_atomically(partial / PART_INDEX.format(rank), json.dumps({"error": f"rank {rank}: {error}"}))
+        except OSError:  # no room for the reason; without the folder, the first rank does not wait either
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     write_atomically(partial / PART_INDEX.format(rank), json.dumps(index))
 
@@ -123,6 +125,8 @@ def _wait_for_part(path: Path) -> dict[str, Any]:
     """Wait for the index of another rank's part; return the index and remove its file."""
     deadline = time.monotonic() + PART_WAIT_SECONDS
     while (index := read_dict(path)) is None:
+        if not path.parent.is_dir():
+            raise CheckpointError("another rank cannot write its part")
         if time.monotonic() > deadline:
             raise CheckpointError(f"{path.name} did not appear: all ranks must write to the same file system")
         time.sleep(0.02)

@@ -21,7 +21,7 @@ DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")  # values of tr
 class Device:
     """A CPU or GPU of this machine."""
 
-    kind: str  # cpu, cuda or mps
+    kind: str  # cpu, cuda, mps or mlx
     index: int  # index among the devices of its kind
     name: str  # shown in logs and files
     peak_flops: float | None  # dense bf16 matmul rate in FLOP/s; None if unknown
@@ -32,7 +32,7 @@ class Device:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     def precision(self, requested: str) -> str:
-        """Return the requested precision or, for `auto`, the preferred one; raise ConfigError if the device lacks it."""
+        """Return the requested precision or, for `auto`, the preferred one; raise ConfigError if it is not supported."""
         if requested == "auto":
             return self.precisions[0]
         if requested not in self.precisions:

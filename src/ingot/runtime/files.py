@@ -1,6 +1,6 @@
 """Atomic writes of files and folders: write under a temporary name next to the target, then rename.
 
-A process killed in between leaves only the temporary file, which the next owner of the folder removes.
+A process killed in between leaves only the temporary file, which the next process that locks the folder removes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 def is_url(name: str | Path) -> bool:
-    """Return True for a URL such as s3://bucket/run; a Path keeps only one of its slashes."""
+    """Return True for a URL such as s3://bucket/run; a Path keeps only one of the two slashes."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/" + "/" * isinstance(name, str), str(name)) is not None
 
 
 def user_path(name: str | Path) -> Path:
     """Return a path given by a user, with ~ expanded; the ~ of an unknown user is kept. URLs are refused."""
     if is_url(name):
-        allowed = "training.output_dir, training.resume, training.weights and data.path"
-        raise ConfigError(f"{name} is a URL, which only {allowed} and the PATH of a model may be; download it and give its path")
+        allowed = "training.output_dir, training.resume, training.weights, data.path and the PATH of a model"
+        raise ConfigError(f"{name} is a URL, but only {allowed} accept URLs; download it and give its path")
     return Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
@@ -183,7 +183,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a folder; only the process that owns the folder may call this."""
+    """Remove temporary files that killed processes left in a folder; call this only if this process holds the folder's lock."""
     for leftover in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
             what = f"{path} is a symbolic link, and Ingot does not write through links"
             raise error(what, setting, advice="remove it or choose another {0}") from refused
         what = f"cannot write {path}: {refused.strerror or refused}"
-        advice = "make room for it or choose another {0}" if refused.errno in FULL else "make it writable or choose another {0}"
+        advice = "free disk space or choose another {0}" if refused.errno in FULL else "make it writable or choose another {0}"
         raise error(what, setting, advice=advice) from refused
 
 

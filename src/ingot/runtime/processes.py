@@ -100,7 +100,7 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return True if the process last heard from `heard_ago` seconds ago is alive and its pid was not reused."""
+    """Return True if the process `pid`, last heard from `heard_ago` seconds ago, is alive and the pid was not reused."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):
@@ -111,7 +111,7 @@ def is_alive(pid: int, heard_ago: float) -> bool:
         if _fields(pid)[0] in ("Z", "X"):  # a zombie: ended, but not yet waited for
             return False
     age = process_age(pid)
-    return age is None or age >= heard_ago - 1.0  # tolerance for the resolution of ages and for clock adjustments
+    return age is None or age >= heard_ago - 1.0  # 1 s of tolerance for the resolution of ages and for clock adjustments
 
 
 def _fields(pid: int | str) -> list[str]:

@@ -44,7 +44,7 @@ class Remote:
             self._fs, self._root = url_to_fs(self.url)
         except (ImportError, ValueError) as unsupported:  # the scheme needs another package, or is unknown
             raise ConfigError(f"{url}: {unsupported}", advice="for s3:// and gs://, pip install 'ingot-lm[remote]'") from None
-        if hasattr(self._fs, "auto_mkdir"):  # file:// URLs
+        if hasattr(self._fs, "auto_mkdir"):  # create missing folders for file:// URLs
             self._fs.auto_mkdir = True
 
     def sizes(self) -> dict[str, int]:

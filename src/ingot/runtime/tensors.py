@@ -35,9 +35,9 @@ SMALL = 1024  # tensors of up to this many elements are not quantised
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a part in a whole tensor that is spread over ranks."""
+    """The position of a rank's part in a whole tensor that is sharded over ranks."""
 
-    offset: tuple[int, ...]
+    offset: tuple[int, ...]  # indices, in the whole tensor, of the part's first element
     whole: tuple[int, ...]  # shape of the whole tensor
 
 
@@ -63,7 +63,7 @@ def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | 
         header[record.name] = {"dtype": record.dtype, "shape": list(record.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # align the data
+    text += b" " * (-len(text) % 8)  # pad the header, so that the data begins at a multiple of 8 bytes
     return [len(text).to_bytes(8, "little") + text, *(record.data.cast("B") for record in records if record.data.nbytes)]
 
 
@@ -84,7 +84,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """Return the tensors and metadata of a safetensors file; raise ValueError if it is invalid or `sha256` does not match."""
     with open_to_read(path) as file:
-        # Read into a numpy buffer: frameworks share only writable memory, unlike bytes, and a bytearray would be zeroed first.
+        # Read into a numpy buffer: frameworks can share it, unlike read-only bytes, and a bytearray would be zeroed first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count

@@ -345,7 +345,7 @@ def test_a_micro_batch_that_is_asked_for_counts_more_than_what_an_earlier_sessio
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.vocab_size=39 is smaller than the tokenizer's 40"):
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=39 is smaller than the tokenizer's vocabulary of 40"):
         make({**SMALL, "vocab_size": VOCABULARY - 1})
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch_kit import make, rows_of, take
 
 import ingot
 from ingot.backends.torch.parallel import choose
@@ -121,3 +124,18 @@ def test_offloading_is_refused_where_it_would_do_nothing_or_fail(changed):
     settings["training"] = {"max_steps": 1, "cpu_offload": True, **settings["training"]}
     with pytest.raises(ConfigError):
         choose(Config(**settings), 300, 1 << 30, Ranks(0, 2))
+
+
+def test_a_sharded_model_trains_on_after_a_trial_that_ran_out_of_memory():
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    try:
+        expected, backend = take(make(parallel="fsdp"), 2), make(parallel="fsdp")
+        hook = backend.model.blocks[1].mlp.register_full_backward_hook(fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            backend._try(rows_of(0))
+        hook.remove()
+        assert [(r.loss, r.grad_norm) for r in take(backend, 2)] == [(r.loss, r.grad_norm) for r in expected]
+    finally:
+        dist.destroy_process_group()

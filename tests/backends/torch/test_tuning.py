@@ -33,7 +33,7 @@ def test_a_row_that_does_not_fit_is_told_with_what_helps():
     def attempt(size):
         raise torch.OutOfMemoryError
 
-    with pytest.raises(ConfigError, match=r"shorten it, shrink the model or set training\.gradient_checkpointing=true"):
+    with pytest.raises(ConfigError, match=r"lower data\.seq_len, shrink the model or set training\.gradient_checkpointing=true"):
         largest_micro_batch(4, attempt, list)
 
 

@@ -152,7 +152,7 @@ def test_a_cap_ends_the_run_with_the_step_in_which_it_is_reached(golf: Golf, ste
 
 def test_the_training_data_announce_that_they_begin_again(golf: Golf) -> None:
     ran = golf(ITERATIONS="24", TRAIN_LOG_EVERY="1")  # 6,000 tokens, 520 in a step: the twelfth step is the first to end them
-    found = re.findall(r"^note: the training data ended in step (\d+); starting pass (\d+)$", ran.out, re.M)
+    found = re.findall(r"^note: the training data ended in step (\d+); starting epoch (\d+)$", ran.out, re.M)
     assert found == [("12", "2"), ("24", "3")]
 
 

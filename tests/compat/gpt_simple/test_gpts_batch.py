@@ -99,7 +99,7 @@ def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tm
     file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
     code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run")
     assert code == 0 and out == "" and "2 prompts for 1 models; no problems" in err
-    assert " as bf16: 2 prompts, named " in err
+    assert " as bf16: 2 prompts, requested as " in err
 
 
 def test_a_record_has_its_own_seed_and_draws_what_it_would_alone(lines, reference, tmp_path):

@@ -76,7 +76,7 @@ def test_a_run_and_its_newest_checkpoint_are_one_model(cli: Cli, our_copy: Path)
     models = [{"output_dir": "out"}, {"checkpoint": "out/checkpoints/step-00000012"}]
     (our_copy / "in.jsonl").write_text("".join(json.dumps({"prompt": "a", "model": model}) + "\n" for model in models))
     plan = cli("batch-generate", "--input", "in.jsonl", "--dry-run").err
-    assert "step-00000012 as bf16: 2 prompts, named out, out/checkpoints/step-00000012\n" in plan
+    assert "step-00000012 as bf16: 2 prompts, requested as out, out/checkpoints/step-00000012\n" in plan
 
 
 def test_a_curriculum_that_does_not_fit_is_refused_with_3_unless_it_is_allowed(cli: Cli, gpts: Path) -> None:

@@ -201,7 +201,7 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
     (finding,) = audit(tmp_path / "set", byte_gap=1).findings
-    assert "the tokens decode to 7 bytes but 6 were recorded when they were written" in finding.line
+    assert "the tokens decode to 7 bytes but 6 were recorded when the data was written" in finding.line
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):

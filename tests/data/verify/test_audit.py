@@ -240,7 +240,7 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
-    assert "1 documents start without it and 1 BOS tokens are inside documents" in finding.problem
+    assert "1 documents start without BOS and 1 BOS tokens are inside documents" in finding.problem
 
 
 def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
@@ -321,7 +321,7 @@ def test_a_tokenizer_that_starts_documents_with_another_id_is_found_by_its_marks
     findings = audit(folder).findings
     assert {"document-marks", "tokenizer-mismatch"} <= {finding.code for finding in findings}
     counted = next(finding for finding in findings if finding.code == "document-marks")
-    assert f"{len(TRAIN)} documents start without it" in counted.problem
+    assert f"{len(TRAIN)} documents start without BOS" in counted.problem
 
 
 def test_a_tokenizer_under_the_fingerprint_of_another_is_found(folder):
@@ -734,7 +734,7 @@ def test_the_command_says_whole_and_exits_with_0(verify, folder):
     lines = result.stdout.splitlines()
     assert lines[0] == f"{folder}: whole; byte tokenizer, 260 ids"
     assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token"]
-    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copied")
+    assert lines[4].startswith(f"of {len(VAL)} validation documents, 0 are copies")
 
 
 def test_the_command_prints_a_line_for_each_finding_and_exits_with_3(verify, folder, tmp_path):
@@ -759,7 +759,7 @@ def test_the_command_as_json(verify, tmp_path):
 def test_the_command_does_not_fill_the_terminal_with_one_kind_of_finding(verify, tmp_path):
     result = verify(prepare(tmp_path / "set", [f"number {n}" for n in range(30)], [f"number {n}" for n in range(25)]))
     assert sum(line.startswith("overlap-documents: ") for line in result.stdout.splitlines()) == 21
-    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more; --json lists them all"
+    assert result.stdout.splitlines()[-1] == "overlap-documents: 5 more findings; --json lists all"
 
 
 @pytest.mark.parametrize(

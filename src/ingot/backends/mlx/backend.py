@@ -28,9 +28,9 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import Batch, TensorRecord
 
-# AdamW (as in torch) and Muon (as in optim/muon.py) over dicts of arrays; the state has the same keys as in torch.
+# AdamW (as in torch) and Muon (as in optim/muon.py) on dicts of arrays; the optimizer state has the same keys as in torch.
 
-OptimizerState = dict[str, Weights]  # keyed by parameter name: step, exp_avg, exp_avg_sq (AdamW), momentum, squares (Muon)
+OptimizerState = dict[str, Weights]  # per parameter name: step, exp_avg and exp_avg_sq (AdamW) or momentum and squares (Muon)
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
@@ -118,7 +118,7 @@ class MLXBackend(MLXInference):
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
-        self._micro_batches: list[int] = []  # one per stage
+        self._micro_batches: list[int] = []  # micro-batch size of each stage
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
@@ -234,7 +234,7 @@ class MLXBackend(MLXInference):
         for source in state["optimizer"].values():
             parameter, _, key = source.name.rpartition("/")
             states[parameter][key] = array(source)
-        self._memory = {name: states[name] for name in self._trained if name in states}  # drops the loss scale of an fp16 run
+        self._memory = {name: states[name] for name in self._trained if name in states}  # omits the loss scale of an fp16 run
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 

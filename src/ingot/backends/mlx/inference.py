@@ -106,7 +106,7 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return a model's torch outline, its initial weights (seeded with training.seed) and its optimizer groups."""
+    """Return a config's torch model on the meta device, its initial weights (from training.seed) and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -119,7 +119,7 @@ class MLXInference:
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
         self.ranks, self.vocab_size, self.precision = ranks, vocab_size, precision
-        window = {"window": outline.window} if hasattr(outline, "window") else {}  # set by the last of training.stages
+        window = {"window": outline.window} if hasattr(outline, "window") else {}  # value of the last of training.stages
         self._settings: Any = config.model.model_copy(update=window)
         self._outline, self._loss_chunk = outline, config.training.loss_chunk
         self.parameters = sum(p.numel() for p in outline.parameters())
@@ -181,7 +181,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, indefinitely; once the context is full, recompute all of it for each token."""
+        """Yield the next token of every prompt, indefinitely; once the context is full, each token recomputes all of it."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -190,7 +190,7 @@ class MLXInference:
         while True:
             seen = seen[:, -context:]
             held = cache[0][0].shape[2] if cache else 0
-            cached = cached and held + new.shape[1] <= context  # beyond the context the cached positions would be wrong
+            cached = cached and held + new.shape[1] <= context  # once the context is full, cached keys have wrong positions
             run = Pass(self._dtype, cache=cache if cached else None)
             logits = self._logits(weights, run, mx.array(new if cached else seen), -1)
             scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown

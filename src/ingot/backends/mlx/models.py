@@ -29,11 +29,11 @@ class Pass:
 
     dtype: mx.Dtype = mx.float32  # dtype of matmuls
     mask: mx.array | None = None  # (B, 1, T, T); None: causal
-    window: int = 0  # window of the S layers of a frontier model; 0: the setting model.window
+    window: int = 0  # sliding window of the S (short) layers of a frontier model; 0: use the setting model.window
     dropout: float = 0.0
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
-    cache: list[Cached] | None = None  # one entry per layer; [] before the first token
+    cache: list[Cached] | None = None  # one entry per layer; [] before the first pass; None: no cache
     grown: list[Cached] = field(default_factory=list)  # `cache` extended by the keys and values of this pass
 
     @property
@@ -143,8 +143,8 @@ def total(values: mx.array) -> mx.array:
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": lambda x: x * mx.sigmoid(x),
     "relu": lambda x: mx.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),  # tanh approximation
-    "gelu-erf": lambda x: 0.5 * x * (1 + mx.erf(x / math.sqrt(2))),  # the exact form
+    "gelu": lambda x: 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),  # GELU's tanh approximation
+    "gelu-erf": lambda x: 0.5 * x * (1 + mx.erf(x / math.sqrt(2))),  # exact GELU
 }
 
 
@@ -216,7 +216,7 @@ def llama_hidden(s: LlamaSettings, w: Weights, tokens: mx.array, run: Pass) -> m
 
 def golf_norm(x: mx.array) -> mx.array:
     """Normalise the last dimension to a root mean square of 1, without a gain."""
-    return mx.fast.rms_norm(x, None, 1.1920929e-07)  # torch's default: the machine epsilon of float32
+    return mx.fast.rms_norm(x, None, 1.1920929e-07)  # epsilon, as in torch: the machine epsilon of float32
 
 
 def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
@@ -275,7 +275,7 @@ def offset_keys(k: mx.array, rotated: int, mask: mx.array | None) -> mx.array:
 def frontier_block(
     s: FrontierSettings, run: Pass, short: mx.array | None, tokens: mx.array, layer: int, w: Weights, x: mx.array, x0: mx.array
 ) -> mx.array:
-    """Run one block, given its weights; `short` is the mask of a layer with a window."""
+    """Run one block, given its weights; `short` is the attention mask of layers with a sliding window."""
     size = s.width // s.heads
     rotate = partial(mx.fast.rope, dims=s.rotated, traditional=False, base=s.rope_base, scale=1.0, offset=run.start)
     x = w["mix_x"].astype(x.dtype) * x + w["mix_x0"].astype(x.dtype) * x0
@@ -285,7 +285,7 @@ def frontier_block(
         table = w.get("attn.value_table.weight")
         more = linear(w, "attn.value_projection", x0, run) if table is None else table[tokens].astype(x.dtype)
         v = v + frontier_gate(w, "attn.value_gate", inside, run).swapaxes(1, 2) * heads_of(more, size)
-    # The cache stores keys as they are before the offset, so the key of the previous token is always available.
+    # The cache stores keys as they are before `offset_keys`, so the key of the previous token is always available.
     k, v = extended(frontier_norm(rotate(k)), v, run, layer)
     long = s.is_long(layer)
     if long and s.key_offset:

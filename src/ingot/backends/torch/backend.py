@@ -108,13 +108,13 @@ class TorchBackend(TorchInference):
         self._config = config
         self._stages: list[Tuned] = []  # the options that `tune` chose for each stage
         self._kernels: list[str] = []
-        self._computed: Any = 0.0  # when the last step began its last backward pass
+        self._computed: Any = 0.0  # time at which the latest step began its last backward pass
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
         self._later = torch.zeros((), device=self._device)
         if t.later_targets:
             model.later_scale = self._later  # type: ignore[assignment]
-        self._names = {parallel.local(p): name for name, p in model.named_parameters()}  # cached: takes 0.1 ms per layer
+        self._names = {parallel.local(p): name for name, p in model.named_parameters()}  # cached, because it takes 0.1 ms a layer
         self._passes: list[int] = []  # the number of micro-batches per step of each stage, equal on all ranks
         self._compile = compiles(t, family, device.kind == "cuda")
         wait_for_imports()  # creating optimizers imports modules that background threads may still be importing
@@ -139,13 +139,13 @@ class TorchBackend(TorchInference):
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose the thread count, kernels and each stage's micro-batch size and attention kernel, or reuse those in `kept`."""
-        this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without thread count
+        this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # drop the thread count
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
         if not kept:  # reuse the choices of an earlier run, which the first rank has cached
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # Cached choices have run on this machine and need no trial, except in deterministic mode, where all runs must match.
+            # Cached choices have been tried on this machine and need no trial, but in deterministic mode all runs must match.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
@@ -184,7 +184,7 @@ class TorchBackend(TorchInference):
         ]
         if self.parallel.kind != "none":
             # DDP reorders its buckets after the first pass. Trigger that now, so that a resumed run sums in the same order.
-            # FSDP2 finds the outermost module in the first pass, which must therefore not be one that generates text.
+            # FSDP2 takes the first module that is called as the root; text generation would call a block first.
             plan, batch = stages[0]
             self._set(plan.model, plan.later)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), 0)
@@ -221,7 +221,7 @@ class TorchBackend(TorchInference):
         return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # batches may differ by one row between ranks
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the attention kernels that run here and support the model's sliding window without FlexAttention's mask."""
+        """Return the attention kernels that run here and support the model's sliding window without a FlexAttention mask."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -237,7 +237,7 @@ class TorchBackend(TorchInference):
             self._try(batch[:size], times, attention)
 
         size = tune.largest_micro_batch(rows, attempt, self.maximum)
-        if not self._deterministic:  # the choice would vary with the timings
+        if not self._deterministic:  # a choice based on timings is not reproducible
             size = tune.smallest_micro_batch(size, attempt, self.maximum)
         self.release()  # free the memory that the largest size needed
         return size
@@ -278,7 +278,7 @@ class TorchBackend(TorchInference):
         }
 
     def _set(self, numbers: Mapping[str, float], later: float = 0.0) -> None:
-        """Pass a stage's values to the model, and scale the loss weights of later targets by `later`."""
+        """Pass a stage's values to the model, and multiply the loss weights in training.later_targets by `later`."""
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
@@ -290,12 +290,15 @@ class TorchBackend(TorchInference):
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Run `times` forward and backward passes, wait until they have finished, and drop the gradients."""
         if attention == FLASH4:
-            self._builders.wait()  # FlashAttention would compile the kernels again; quack-kernels waits for the builders itself
+            self._builders.wait()  # otherwise FlashAttention would also compile the kernels; quack-kernels waits by itself
         try:
             for _ in range(times):
                 with self._computing(attention):
                     self.model(*self._upload(batch)).backward()
             self.wait()
+        except Exception:
+            self.parallel.recover(self.model)
+            raise
         finally:
             self._forget_gradients()
 
@@ -343,13 +346,13 @@ class TorchBackend(TorchInference):
         return DeviceResult(torch.cat([torch.stack([norm, skipped.float()]), losses]), began, self._computed)
 
     def _accumulate(self, batch: Batch, targets: int, stage: int) -> Tensor:
-        """Accumulate the gradients of the step's loss (the mean over its targets); return it and each rank's part of it."""
+        """Accumulate the gradients of the step's loss (the mean over its targets); return the loss and each rank's part of it."""
         rank_loss, tuned = torch.zeros((), device=self._device), self._stages[stage]
         passes = self._passes[stage] if self.parallel.sharded else math.ceil(len(batch) / tuned.micro_batch)
         for number in range(passes):
             start = number * tuned.micro_batch
             part = batch[start : start + tuned.micro_batch]
-            if not len(part):  # another rank has more rows, and this rank must gather its shards for it
+            if not len(part):  # another rank has more rows, and this rank must take part in gathering the shards
                 part = np.full_like(batch[:1], IGNORED)
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if not weight:  # a micro-batch without targets would have a mean loss of NaN
@@ -378,7 +381,7 @@ class TorchBackend(TorchInference):
         return losses
 
     def _mark(self) -> Any:
-        """Return the current time or, on a GPU with several ranks, an event that records when the GPU gets here."""
+        """Return the current time or, on a GPU with several ranks, an event that the GPU records after the work queued so far."""
         if self.device.kind != "cuda" or self.ranks.world_size == 1:
             return time.perf_counter()
         return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
@@ -428,7 +431,7 @@ class TorchBackend(TorchInference):
             self.load(before)
 
     def _captured(self, wanted: Callable[[TensorRecord], bool] = lambda record: True) -> Callable[[], State]:
-        """Capture this rank's part of the state; the returned function copies it to the host, except what is not `wanted`."""
+        """Capture this rank's part of the state; the returned function copies it to the host and returns the `wanted` records."""
         self._show(average=False)
         optimizer = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
         average = {"ema": self._average.tensors()} if self._average is not None else {}

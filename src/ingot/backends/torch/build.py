@@ -26,7 +26,8 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     rows = section["vocab_size"]
     if rows is not None and rows < vocab_size:
         raise ConfigError(
-            f"{{0}} is smaller than the tokenizer's {vocab_size}; raise it or set it to null", Setting("model.vocab_size", rows)
+            f"{{0}} is smaller than the tokenizer's vocabulary of {vocab_size}; raise it or set it to null",
+            Setting("model.vocab_size", rows),
         )
     section["vocab_size"] = rows or vocab_size
     section["context"] = section["context"] or config.data.seq_len
@@ -40,7 +41,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         raise ConfigError("{0}: Model contains itself or is nested too deeply", Setting("model.file", section["file"])) from None
     for name, value in state.items():
         if value.dtype not in NAMES:
-            raise ConfigError(f"checkpoints cannot store {name} of dtype {value.dtype}; register it with persistent=False")
+            raise ConfigError(f"checkpoints cannot store {name} of dtype {value.dtype}; make it a buffer with persistent=False")
     if not hasattr(model, "context"):
         model.context = section["context"]
     if config.training.loss_chunk is not None:
@@ -114,7 +115,7 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
         return float(own(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tied = not untied_heads(model)
-    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not in matmuls; if tied, the first embedding is also the head
+    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not used in matmuls, unlike a tied first embedding
     width = embeddings[0].embedding_dim if embeddings else 0
     layers = len(getattr(model, "blocks", ()))
     return 6.0 * (sum(p.numel() for p in model.parameters()) - lookups) + 12.0 * layers * width * seq_len

@@ -22,7 +22,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.files import user_path
 from ingot.runtime.ranks import Ranks
 
-ANSWER_SECONDS = 5.0  # how long the ranks that are alive have, after a timeout, to tell each other so
+ANSWER_SECONDS = 5.0  # seconds that each rank has, after a timeout, to report that it is alive
 
 
 class Collectives:
@@ -32,7 +32,7 @@ class Collectives:
         self.ranks = ranks
         self.step = 0  # the step in progress, for error messages
         self._seconds = (training or TrainingSection()).collective_timeout_seconds
-        self._host: dist.ProcessGroup | None = None  # None with a single rank
+        self._host: dist.ProcessGroup | None = None  # carries control messages; None with a single rank
         if ranks.world_size == 1:
             return
         if device.kind == "cuda":
@@ -53,7 +53,7 @@ class Collectives:
 
     @contextmanager
     def peers_present(self, what: str) -> Iterator[None]:
-        """Raise PeerLost if the block fails because another rank has died, and RunError if it waits too long for one."""
+        """Raise PeerLost if another rank dies during the block; after a timeout, the lowest rank still alive raises RunError."""
         try:
             yield
         except RuntimeError as error:
@@ -65,18 +65,18 @@ class Collectives:
             silent = self._silent_ranks()
             if self.ranks.rank != min(set(range(self.ranks.world_size)) - set(silent)):
                 raise PeerLost from error
-            names = ", ".join(map(str, silent)) or "others, which has answered since"
-            waited = f"rank {self.ranks.rank} waited {self._seconds:g} s at step {self.step} in {what} for rank {names}"
+            missing = f"rank {', '.join(map(str, silent))}" if silent else "another rank, which has answered since"
+            waited = f"rank {self.ranks.rank} waited {self._seconds:g} s at step {self.step} in {what} for {missing}"
             setting, advice = (
                 Setting("training.collective_timeout_seconds"),
-                "see whether that rank or its machine hangs, or raise {0}",
+                "check whether that rank or its machine hangs, or raise {0}",
             )
             raise RunError(waited, setting, advice=advice) from None
 
     def _silent_ranks(self) -> list[int]:
-        """Tell the other ranks through the store that this rank is alive, and return those that do not do so in time."""
+        """Report through the store that this rank is alive, and return the ranks that do not report in time."""
         store, alive = dist.distributed_c10d._get_default_store(), {self.ranks.rank}  # type: ignore[no-untyped-call]
-        deadline = time.monotonic() + ANSWER_SECONDS - (self.ranks.rank > 0)  # rank 0 hosts the store, so it ends last
+        deadline = time.monotonic() + ANSWER_SECONDS - (self.ranks.rank > 0)  # rank 0 hosts the store, so it waits 1 s longer
 
         def ask() -> None:
             with suppress(RuntimeError):
@@ -85,7 +85,7 @@ class Collectives:
                     time.sleep(0.1)
                     alive.update(rank for rank in range(self.ranks.world_size) if store.check([f"alive/{rank}"]))
 
-        thread = threading.Thread(target=ask, daemon=True)  # the store may hang too
+        thread = threading.Thread(target=ask, daemon=True)  # the store may hang too, hence the thread
         thread.start()
         thread.join(ANSWER_SECONDS + 1)
         return [0] if 0 not in alive else [rank for rank in range(self.ranks.world_size) if rank not in alive]

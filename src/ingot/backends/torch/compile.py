@@ -46,7 +46,7 @@ class CompiledBlocks(nn.Module):
             self.on = False
 
 
-GRAPHS_PER_STAGE = 8  # graphs that a function may have per stage; by default, torch allows this many in a whole run
+GRAPHS_PER_STAGE = 8  # maximum number of graphs of a function per stage; torch's default allows this many in a whole run
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
@@ -65,7 +65,7 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
     """Return True if Muon's step should be compiled; `auto` compiles only NorMuon's, which has many elementwise operations."""
-    if t.compile_optimizer == "auto":  # plain Muon takes only 0.6% of a golf step
+    if t.compile_optimizer == "auto":  # plain Muon takes only 0.6% of a training step of golf's model
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # compiling gains nothing on a CPU
 

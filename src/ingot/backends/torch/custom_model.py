@@ -21,8 +21,8 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # changes in logits up to this fraction of the largest logit are not leaks; 1,000 times float32 rounding
-MEAN_TOLERANCE = 1e-3  # largest accepted relative difference between the loss of all targets and its sum over two parts
+LEAK_TOLERANCE = 1e-4  # changes up to this fraction of the largest logit are not leaks; 1,000 times the rounding error of float32
+MEAN_TOLERANCE = 1e-3  # largest accepted relative difference between the loss of a row and the sum of the losses of its two parts
 OPTIMIZER_STEPS = 2  # some custom optimizers create state only in their second step
 SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # parameter-group entries that the run sets
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def check(
     for numbers in stages or [{}]:
         set_numbers(model, numbers, "training.stages")
         checker.backward()
-        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # an all-zero gradient counts
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # even if the gradient is zero
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(

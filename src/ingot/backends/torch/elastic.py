@@ -1,4 +1,4 @@
-"""torchrun's elastic agent, which starts the ranks of this machine and starts them again if one of the run's ranks fails.
+"""torchrun's elastic agent, which starts the ranks of this machine and restarts them if any rank of the run fails.
 
 Two things differ from torchrun. A stop signal goes to the ranks, which save, and the agent waits until they have ended. A failure
 that would repeat itself, such as a wrong setting, ends the job at once.
@@ -44,7 +44,7 @@ def run_elastic(
     fixed = nnodes[0] == nnodes[1] > 1 and not max_restarts
     how: dict[str, Any] = {"rank": node_rank} if fixed else {"is_host": node_rank == 0}
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing: it finds this machine's address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # finds this machine's address without sending anything
             probe.connect((master[0], master[1] or 1))
             how["local_addr"] = probe.getsockname()[0]
         where = RendezvousParameters("static" if fixed else "c10d", f"{master[0]}:{master[1]}", "ingot", *nnodes, **how)
@@ -68,7 +68,7 @@ class _Agent(LocalElasticAgent):
         self._say, self._stopping = say, False
 
     def forward(self, number: signal.Signals) -> None:
-        """Send a signal to the ranks, which are not restarted after it."""
+        """Forward a signal to the ranks, which are not restarted afterwards."""
         self._stopping, self._remaining_restarts = True, 0
         handlers = getattr(self._pcontext, "subprocess_handlers", {}).values()
         running = [handler.proc for handler in handlers if handler.proc.poll() is None]
@@ -80,7 +80,7 @@ class _Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._stopping:
             raise SignalException("stopped", signal.SIGTERM)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a signal would kill a Python that is still starting
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # a signal would kill an interpreter that is still starting
         try:
             return super()._start_workers(worker_group)
         finally:
@@ -92,7 +92,7 @@ class _Agent(LocalElasticAgent):
             return RunResult(WorkerState.HEALTHY)  # the ranks saved because another machine joins, so start them again
         if result.is_failed():
             rank, failure = _first_failure(result)
-            if failure.exitcode > RunError.exit_code:  # wrong settings, data or checkpoints, NO_RESTART, or a second SIGINT
+            if failure.exitcode > RunError.exit_code:  # wrong settings, data or checkpoint, NO_RESTART or a second SIGINT
                 self._remaining_restarts = 0
             killed, left = failure.exitcode < 0, self._remaining_restarts
             how = f"was killed by {signal.Signals(-failure.exitcode).name}" if killed else "failed"
@@ -103,5 +103,5 @@ class _Agent(LocalElasticAgent):
 
 
 def _first_failure(result: RunResult) -> tuple[int, ProcessFailure]:
-    """Return the rank that failed first, and its failure."""
-    return min(result.failures.items(), key=lambda item: item[1].timestamp)
+    """Return the rank that failed first, and its failure; ranks that only lost that rank exit with the code of RunError."""
+    return min(result.failures.items(), key=lambda item: (item[1].exitcode == RunError.exit_code, item[1].timestamp))

@@ -56,7 +56,7 @@ class Reader:
         self._seen: Tensor | None = None  # (B, T), the tokens so far, at most a whole context; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
         # Recorded steps keep the position on the device, so they would not update a token count that a model keeps on the host.
-        # Built-in models keep none, but a custom model may, even if it is a subclass of a built-in one.
+        # Built-in models keep no such count, but a custom model may, even if it is a subclass of a built-in one.
         takes_positions = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
         cached, device = use_cache and in_parts(model) and hasattr(model, "new_cache"), next(model.parameters()).device
         if lengths is not None:
@@ -146,7 +146,7 @@ class Step:
                 layer.position = None
 
     def _record(self) -> None:
-        """Record the step as a CUDA graph after two warm-up runs; the first replay overwrites what these wrote to the cache."""
+        """Record the step as a CUDA graph after two warm-up runs; the first replay overwrites the cache entries they wrote."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

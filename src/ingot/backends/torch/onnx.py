@@ -26,7 +26,7 @@ from ingot.errors import ConfigError
 from ingot.model.layers import LanguageModel, LayerCache
 from ingot.runtime.files import write_atomically
 
-OPSET = 18  # supported by onnxruntime-web 1.20
+OPSET = 18  # version of the ONNX operator set; onnxruntime-web 1.20 supports it
 MOST_BYTES = 2**31 - 2**24  # limit on the weights: protobuf's 2 GiB, minus room for the graph
 TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "int8": 0.25}  # largest accepted error of a logit, relative to the largest logit
 
@@ -36,7 +36,7 @@ class GraphCache(LayerCache):
 
     def __init__(self, keys: Tensor, values: Tensor, position: Tensor):
         self._past, self.position = (keys, values), position
-        self.keys = F.pad(keys, (0, 0, 0, position.size(1)))  # masks are computed from its size before `extend` is called
+        self.keys = F.pad(keys, (0, 0, 0, position.size(1)))  # masks are computed from the size of `keys` before `extend` runs
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         self.keys, self.values = (torch.cat([past, new], dim=2) for past, new in zip(self._past, (k, v), strict=True))
@@ -80,7 +80,7 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
     cache = model.new_cache(2) if isinstance(model, LanguageModel) else []
     past = [layer.keys[:, :, :5].to(torch.float16 if dtype == "fp16" else torch.float32) for layer in cache for _ in range(2)]
     with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
-        logging.disable(logging.WARNING)  # messages of the exporter and the quantiser
+        logging.disable(logging.WARNING)  # suppresses messages of the exporter and the quantiser
         try:
             proto = _convert(GraphModel(model.half() if dtype == "fp16" else model, vocab_size).eval(), tokens, past)
             write_atomically(path, (_quantise(proto, path) if dtype == "int8" else proto).SerializeToString())
@@ -95,7 +95,7 @@ def write_onnx(model: nn.Module, vocab_size: int, path: Path, dtype: str) -> dic
             feeds = dict(zip(feeds, present, strict=True))
             error = np.abs(logits - expected[:rows, start:stop]).max()
             if not error <= TOLERANCES[dtype] * max(1.0, np.abs(expected).max()):
-                raise ConfigError(f"the exported {dtype} model is wrong: a logit differs by {error:.3g} from the original's")
+                raise ConfigError(f"the exported {dtype} model is wrong: a logit differs by {error:.3g} from the original one")
     heads, head_size = past[0].shape[1::2] if past else (None, None)
     return {"context": context, "layers": len(cache) or None, "kv_heads": heads, "head_size": head_size, "cache": bool(cache)}
 
@@ -121,7 +121,7 @@ def _convert(model: GraphModel, tokens: Tensor, past: list[Tensor]) -> Any:
 
 
 def _quantise(proto: Any, path: Path) -> Any:
-    """Return a model with int8 weights: matmuls by onnxruntime's dynamic quantisation, embeddings with a scale per row."""
+    """Return a model with int8 weights: matmuls use onnxruntime's dynamic quantisation, embeddings have a scale per row."""
     import onnx
     from onnx.helper import make_node
     from onnx.numpy_helper import from_array, to_array
@@ -131,7 +131,7 @@ def _quantise(proto: Any, path: Path) -> Any:
     weights = {weight.name: to_array(weight) for weight in graph.initializer if len(weight.dims) == 2}
     for node in [node for node in graph.node if node.op_type in ("Gather", "Transpose") and node.input[0] in weights]:
         name, out, w = node.input[0], node.output[0], weights[node.input[0]]
-        if node.op_type == "Transpose":  # quantize_dynamic needs weights in the layout of the matmul
+        if node.op_type == "Transpose":  # quantize_dynamic needs weights stored as the matmul reads them
             graph.initializer.append(from_array(np.ascontiguousarray(w.T), out))
             graph.node.remove(node)
             if name in codes:  # a tied head: store the codes of the embedding once

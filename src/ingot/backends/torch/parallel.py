@@ -2,8 +2,8 @@
 
 This is the only file that knows of sharding. FSDP2 turns each parameter into a DTensor, of which a rank holds some rows. The rest
 of the backend works on these local tensors: optimizers, clipping, averaged weights and checkpoints. FSDP2 cannot shard
-zero-dimensional parameters or those of another dtype (golf's embedding), so each rank holds all of them, and their gradients are
-averaged here. FSDP2 and DDP are imported only where they are used, because importing them takes two seconds.
+zero-dimensional parameters or parameters whose dtype is not float32 (golf's embedding), so each rank holds these whole, and their
+gradients are averaged here. FSDP2 and DDP are imported only where they are used, because importing them takes two seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.nn.utils import get_total_norm
 
 from ingot.config.memory import FULL, replica_bytes
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
+from ingot.errors import ConfigError, RunError, Setting
 from ingot.optim.groups import has_custom_optimizers
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Part
 
 
 def choose(config: Config, vocab_size: int, memory: int | None, ranks: Ranks) -> tuple[str, str]:
-    """Return `none`, `ddp`, `fsdp` or `hsdp`, and why; `auto` shards a model only if its state does not fit on one device."""
+    """Return `none`, `ddp`, `fsdp` or `hsdp` and, if `auto` chose to shard the model, the reason: one device is too small."""
     requested = config.training.parallel
     if config.training.cpu_offload and (requested not in ("fsdp", "hsdp") or config.optimizer.name != "adamw"):
         needs = Setting("training.parallel", "fsdp"), Setting("optimizer.name", "adamw")
@@ -37,7 +37,7 @@ def choose(config: Config, vocab_size: int, memory: int | None, ranks: Ranks) ->
             return ("ddp" if ranks.world_size > 1 else "none"), ""
         kind = "hsdp" if ranks.world_size > ranks.local_world_size > 1 else "fsdp"
         amounts = f"about {needed / 2**30:,.1f} GiB, but a rank has {memory / 2**30:,.1f} GiB"
-        return kind, f"parallel {kind}: weights, gradients and optimizer take {amounts}"
+        return kind, f"parallel {kind}: weights, gradients and optimizer state take {amounts}"
     if requested == "hsdp" and (ranks.local_world_size < 2 or ranks.world_size % ranks.local_world_size):
         per_node = f"{ranks.local_world_size} on this node, {ranks.world_size} in all"
         raise ConfigError(
@@ -57,7 +57,7 @@ class Parallel:
         self.shards = {"fsdp": ranks.world_size, "hsdp": ranks.local_world_size}.get(kind, 1)
         self.exchange: Replicas | Shards | None = Replicas(ranks) if kind == "ddp" else None
         self._dtype, self._offloads = dtype, offloads
-        self._sharded: dict[Tensor, nn.Parameter] = {}  # this rank's rows of each sharded parameter, and the parameter
+        self._sharded: dict[Tensor, nn.Parameter] = {}  # maps this rank's rows of each sharded parameter to the parameter
         self._replicated: list[nn.Parameter] = []
         self._group: dist.ProcessGroup | None = None
 
@@ -66,9 +66,9 @@ class Parallel:
         if not self.sharded:
             return model.to(self._device)
         if has_custom_optimizers(model):
-            raise ConfigError("make_optimizers(groups) needs whole parameters; set {0}", Setting("training.parallel", "ddp"))
+            raise ConfigError("make_optimizers(groups) needs unsharded parameters; set {0}", Setting("training.parallel", "ddp"))
         for module in model.modules():
-            if not self._offloads or not any(p.dim() for p in module.parameters()):  # rotary tables are not parameters
+            if not self._offloads or not any(p.dim() for p in module.parameters()):  # offloading keeps only weights on the host
                 module.to(self._device)
         for p in model.parameters():
             if p.dim() == 0 or p.dtype != torch.float32:
@@ -76,11 +76,11 @@ class Parallel:
         return self.shard(model)
 
     def shard(self, model: nn.Module) -> nn.Module:
-        """Shard a model where it is; call `note` once its weights have memory."""
+        """Shard a model in place; if it is on the meta device, call `note` again after moving it to another device."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        if not dist.is_initialized():  # a single rank
+        if not dist.is_initialized():  # only with a single rank
             backend = "nccl" if self._device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         shape = (self._ranks.world_size // self.shards, self.shards)
@@ -92,7 +92,7 @@ class Parallel:
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._offloads else OffloadPolicy(),
             "ignored_params": set(self._replicated),
-            "reshard_after_forward": True,  # weights may then change after any forward pass, with or without a backward pass
+            "reshard_after_forward": True,  # weights may then be changed after a forward pass without a backward pass
         }
         for block in getattr(model, "blocks", ()):
             fully_shard(block, **options)
@@ -101,7 +101,7 @@ class Parallel:
         return model
 
     def note(self, model: nn.Module) -> None:
-        """Note which local tensor belongs to which parameter."""
+        """Record which local tensor belongs to which parameter."""
         self._sharded = {self.local(p): p for p in model.parameters() if self.local(p) is not p}
         assert self._group is not None
         self.exchange = Shards(self._group, {local: p.shape for local, p in self._sharded.items()})
@@ -130,7 +130,7 @@ class Parallel:
         return Part((self._first(p), *[0] * (p.dim() - 1)), tuple(p.shape))
 
     def _first(self, p: Tensor) -> int:
-        """Return the index of the first row that this rank holds: every rank but the last ones holds the same number of rows."""
+        """Return the index of this rank's first row; all ranks hold equally many rows, but the last ones may hold fewer."""
         return min(-(-p.size(0) // self.shards) * (self._ranks.rank % self.shards), p.size(0))
 
     def cut(self, value: Tensor, local: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Parallel:
         local.copy_(self.cut(value, local))
 
     def whole(self, p: Tensor) -> Tensor:
-        """Gather a parameter or buffer on every rank."""
+        """Return a whole parameter or buffer, gathered from all ranks if it is sharded."""
         if self.local(p) is p:
             return p
         moved: Any = p.detach().to(self._device)
@@ -155,7 +155,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def gathered(self, model: Any) -> Iterator[None]:
-        """Gather the parameters outside the blocks, for methods of the model other than `forward`, which does so itself."""
+        """Gather the parameters outside the blocks, for methods of the model other than `forward`, which gathers them itself."""
         if not self.sharded:
             yield
             return
@@ -167,7 +167,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def accumulating(self, module: Any, last: bool) -> Iterator[None]:
-        """Run a pass over a micro-batch; only in the `last` one of a step do replicas average their gradients."""
+        """Run a pass over a micro-batch in the block; replicas average their gradients only in the `last` pass of a step."""
         if self.kind == "hsdp":
             for part in module.modules():
                 if hasattr(part, "set_requires_all_reduce"):
@@ -176,7 +176,7 @@ class Parallel:
             yield
 
     def collect(self) -> None:
-        """After the last pass of a step, move gradients to the local tensors, and average those that FSDP2 did not."""
+        """After the last pass of a step, assign gradients to the local tensors, and average those of unsharded parameters."""
         for local, p in self._sharded.items():
             local.grad = None if p.grad is None else self.local(p.grad)
         grads = [p.grad for p in self._replicated if p.grad is not None]
@@ -191,8 +191,19 @@ class Parallel:
         for p in self._sharded.values():
             p.grad = None
 
+    def recover(self, model: Any) -> None:
+        """Make a sharded model usable again after a pass that failed; otherwise FSDP2 would not reduce gradients any more."""
+        if not self.sharded:
+            return
+        if not hasattr(model, "reset_iter_state"):
+            needed = Setting("training.micro_batch"), Setting("training.kernels", "off")
+            advice = "set {0} to a number that fits and {1}, or install torch 2.13"
+            raise RunError("a trial failed, after which this version of torch cannot use a sharded model", *needed, advice=advice)
+        model.zero_grad()  # of the weights that are gathered
+        model.reset_iter_state()
+
     def norm(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Return the norm of the gradients of local tensors, over all shards."""
+        """Return the norm of all gradients: those of this rank's local tensors and, if sharded, those on the other ranks."""
         grads: dict[Tensor, Tensor] = {p: p.grad for p in parameters if p.grad is not None}
         if not self.sharded:
             return get_total_norm(grads.values())
@@ -231,7 +242,7 @@ class Replicas:
 
 
 class Shards(Replicas):
-    """Muon's communication between shards: one rank gathers each matrix, and returns the rows of its update to their ranks."""
+    """Muon's communication between shards: each matrix is gathered on one rank, which sends every rank its rows of the update."""
 
     def __init__(self, group: dist.ProcessGroup, shapes: Mapping[Tensor, torch.Size]):
         self._group, self._shapes = group, shapes

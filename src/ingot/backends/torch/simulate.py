@@ -45,12 +45,12 @@ TOKENS_PER_DOCUMENT = 256  # assumed for data.document_mask; only the size of th
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all live tensors by part of memory, and keeps the counts at the peak."""
+    """A mode that counts the bytes of all live tensors by category, such as weights, and keeps the counts at the peak."""
 
     def __init__(self, logits: set[tuple[int, int]]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.live, self.peak = "workspace", Counter[str](), Counter[str]()
-        self.sent = 0  # bytes of collectives
+        self.sent = 0  # bytes sent in collectives
         self._logits, self._held = logits, dict[int, tuple[str, int]]()
 
     @classmethod
@@ -69,7 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def hold(self, t: Tensor, part: str | None = None) -> None:
-        """Count a tensor as `part`; by default, count a new one as logits, by its shape, or as the current part."""
+        """Count a tensor as `part`; by default, a new tensor counts as logits if it has their shape, else as `self.part`."""
         storage = t.untyped_storage()
         if part is None and storage._cdata not in self._held:
             part = "logits" if t.dim() > 1 and (t.numel() // t.size(-1), t.size(-1)) in self._logits else self.part
@@ -128,14 +128,14 @@ def _kind(node: Node) -> str:
 
 
 def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[[list[Any]], list[Any]]:
-    """Return a function with the inputs and outputs of a compiled graph that only allocates and frees what the graph would."""
+    """Return a function with a compiled graph's inputs and outputs that only allocates and frees the tensors the graph would."""
     nodes = list(graph.graph.nodes)
     outputs = [node if isinstance(node, Node) else None for node in nodes[-1].args[0]]
     values = {node: node.meta["val"] for node in nodes if isinstance(node.meta.get("val"), Tensor)}
     root = {node: value.untyped_storage()._cdata for node, value in values.items()}  # views have the storage of their base
     results = {root[node] for node in outputs if node in root}
     inputs = [node for node in nodes if node.op == "placeholder"]
-    steps: list[tuple[str, list[Node], set[int]]] = []  # per operation: its kind, the tensors it creates, what it reads
+    steps: list[tuple[str, list[Node], set[int]]] = []  # per operation: its kind, the tensors it creates, the storages it reads
     known = {root[node] for node in inputs if node in root}
     stored = known | results
     for node in nodes[:-1]:
@@ -148,7 +148,7 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
         steps.append((kind, made, read))
         if kind != "fused" and made:
             stored |= {root[part] for part in made} | (read if kind == "kernel" else set())
-    sources: dict[int, set[int]] = {}  # the stored storages from which a fused one is computed
+    sources: dict[int, set[int]] = {}  # maps the storage of a fused tensor to the stored inputs it is computed from
     last: dict[int, int] = {}  # index of the last operation that reads a storage
     for i, (_, made, read) in enumerate(steps):
         read = {origin for key in read for origin in sources.get(key, {key})}
@@ -170,7 +170,7 @@ def allocations(graph: GraphModule, live: LiveBytes, forward: bool) -> Callable[
         for key in unread:
             del held[key]
         for kind, made, ended in program:
-            if kind == "fused":  # written over an operand that is no longer needed
+            if kind == "fused":  # the result overwrites an operand that is no longer needed
                 for key in ended:
                     del held[key]
             for node in made:
@@ -204,7 +204,7 @@ def simulate_step(
 ) -> StepMemory:
     """Simulate a step of one of `world_size` ranks on a GPU, in micro-batches of `micro_batch` rows.
 
-    `parallel` is ddp or fsdp. Every `every`-th block is checkpointed (0: none). The GPU lacks the kernels `missing`.
+    `parallel` is ddp or fsdp. Every `every`-th block is checkpointed (0: none). `missing`: kernels that the GPU does not support.
     """
     t, length, tokens = config.training, config.data.seq_len, micro_batch * config.data.seq_len
     passes = -(-config.rows_per_step // (world_size * micro_batch))
@@ -225,7 +225,7 @@ def simulate_step(
         if world_size > 1:  # ranks of a fake process group, in which collectives return at once
             init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
             stack.callback(destroy_process_group)
-        if placed.sharded:  # before the tensors are fake, which takes a third of the time
+        if placed.sharded:  # before fake mode, in which sharding takes three times as long
             stack.enter_context(live.seeing_resizes())
             placed.shard(outline)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -237,7 +237,7 @@ def simulate_step(
         usable = dtype == torch.bfloat16
         tune.use_kernels(model, {*tune.kernels_to_try(t.kernels if usable else "off", launch_bound)} - {*missing})
         tune.use_form(model, "flash4")
-        for module in model.modules():  # attention with dropout takes no more memory on a GPU, but does on a CPU
+        for module in model.modules():  # dropout in attention takes extra memory on a CPU, but not on a GPU
             if hasattr(module, "form") and hasattr(module, "dropout"):
                 module.dropout = 0.0  # type: ignore[assignment]
         if every:
@@ -246,7 +246,7 @@ def simulate_step(
         if is_compiled:
             nested, blocks = bool(every) or config.data.document_mask, t.compile == "blocks" or placed.sharded
             step_module = compiled(model, nested, 1, blocks=blocks, backend=compiler(live))
-        # The chunked loss compiles a graph of its own, and the loss for CPUs is not the GPU's.
+        # The chunked loss compiles its own graph, and the loss function for CPUs differs from that for GPUs.
         grad_of = torch.compile(loss_and_grad, dynamic=False, backend=compiler(live))
         for place, name, used in ((chunked_loss, "_compiled_grad", lambda: grad_of), (loss, "host_loss", lambda *_: None)):
             stack.callback(setattr, place, name, getattr(place, name))

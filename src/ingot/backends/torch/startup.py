@@ -149,7 +149,7 @@ class Builders:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # done, unless a signal killed a builder: one that failed would fail again
+                if min(codes) >= 0:  # do not retry builders that failed; one killed by a signal may succeed next time
                     self._note.touch()
             self.stop()
 

@@ -70,8 +70,8 @@ def tensor(source: TensorRecord) -> Tensor:
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
     """Capture the current values of tensors; return a function that copies them to the host, to be called once from any thread.
 
-    Copying within GPU memory is a hundred times faster than copying to the host. If there is room for a copy, training continues
-    at once, and the copy is transferred when the function is called. Otherwise the tensors are copied to the host immediately.
+    Copying within GPU memory is a hundred times faster than copying to the host. If the GPU has memory for a copy, training
+    continues at once, and the copy is transferred when the function is called. Otherwise, tensors are copied to the host at once.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
     size = sum(t.nbytes for tensors in named.values() for _, t in tensors)
@@ -125,7 +125,7 @@ def model_records(model: nn.Module) -> list[TensorRecord]:
     return [record(name, value) for name, value in model_tensors(model)]
 
 
-Put = Callable[[Tensor, Tensor], object]  # copies a tensor's value, whole or this rank's part of it, into a model's tensor
+Put = Callable[[Tensor, Tensor], object]  # put(target, source) copies this rank's part of `source` into a tensor of the model
 
 
 def put_whole(value: Tensor, source: Tensor) -> None:
@@ -264,13 +264,13 @@ class DeviceResult:
 # Files written by torch.save, and the AdamW state in them.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-ROWWISE = (*MOMENTS, "momentum")  # optimizer state of the shape of its parameter; other state is the same on all ranks
+ROWWISE = (*MOMENTS, "momentum")  # optimizer state that has the shape of its parameter; other state is the same on all ranks
 PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # matches, in torch's error, the class or function that torch refuses to load
 
 
 class DamagedFile(CheckpointError):
-    """The error for a weights file that is damaged or was not written by torch.save."""
+    """Raised when a weights file is damaged or was not written by torch.save."""
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
@@ -310,7 +310,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
 
 
 def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
-    """Return a state dict as records by name, in its order, without the name prefixes that torch.compile and DDP add."""
+    """Return a state dict as records by name, in the same order, without the name prefixes that torch.compile and DDP add."""
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} does not hold a dictionary of tensors")
     records = {}

@@ -39,7 +39,7 @@ from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, host_bytes
 from ingot.runtime.processes import cpu_count
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-GROUPED = "-grouped"  # suffix of kernels that support fewer key and value heads than query heads (GQA)
+GROUPED = "-grouped"  # suffix of the names of kernels that support fewer key and value heads than query heads (GQA)
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -74,7 +74,7 @@ def seconds_of(attempt: Callable[[], None]) -> float:
 
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU, larger micro-batches take more memory but are no faster
 # Trials launch about twice as many kernels as a compiled step, so what slows trials down by 2% slows a step down by about 1%.
-# In a compiled step of golf seq4096 with 96 rows, micro-batches of 48 rows take 0.9% longer, and those of 24 rows 2.8%.
+# In a compiled step of recipe golf/seq4096 with 96 rows, micro-batches of 48 rows take 0.9% longer, and those of 24 rows 2.8%.
 MAX_SLOWDOWN = 1.02
 
 
@@ -104,7 +104,7 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
                 "one row of {0} tokens does not fit into the GPU's memory",
                 Setting("data.seq_len"),
                 Setting("training.gradient_checkpointing", "true"),
-                advice="shorten it, shrink the model or set {1}",
+                advice="lower {0}, shrink the model or set {1}",
             )
         size = (size + 1) // 2
 
@@ -147,7 +147,7 @@ FREE_SHARE = 0.98  # reuse choices if free GPU memory is at least this fraction 
 
 
 class Choices:
-    """The choices for one configuration, cached in a file for CUDA devices only: on a CPU, trials choose only the threads."""
+    """Trial results for one configuration, cached in a file; not for CPUs, on which trials choose only the thread count."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None
@@ -197,7 +197,7 @@ class Choices:
 KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md gives the speedup of each kernel
 PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # kernels that run in each layer: the host needs 0.1 to 0.2 ms to launch one
 WITH_FLASH4 = ("qkv",)  # used only with FlashAttention 4
-SHORT_STEP_TOKENS = 32768  # launch-bound up to this many tokens per rank: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without it
+SHORT_STEP_TOKENS = 32768  # shorter steps are launch-bound: 12 x 1,024 tokens took 27.5 ms with the kernel `mlp`, 24.3 without
 
 Requested = Literal["auto", "off"] | Sequence[str]
 
@@ -288,14 +288,14 @@ def query_heads(model: Any) -> int:
 def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
     """Return the attention kernels to time. With `documents`, only FlexAttention (`default`) and FlashAttention 4 are possible.
 
-    Set `alone` if only attention is timed, causal and without dropout; without `documents`, FlashAttention 4 needs this.
+    Set `alone` if only attention is timed, causal and without dropout; without `documents`, FlashAttention 4 requires `alone`.
     """
     flash4 = flash4_everywhere(model, maximum)
     if documents:
         return ["default", FLASH4] if flash4 else []
     fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
     torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # needs FlashAttention 4 in both passes
+    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # qkv needs FlashAttention 4 in both passes
     return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
 
 
@@ -368,7 +368,7 @@ MIN_SPEEDUP = 0.9  # use fewer threads only if they take at most this fraction o
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set and return torch's thread count: `requested`, else that in `kept`, else the fastest for `attempt`, else the default."""
+    """Set and return torch's thread count: `requested` or, if `auto`, the one in `kept`, the fastest or the default."""
     threads = torch.get_num_threads()  # torch's default, also used if `kept` has no thread count
     if requested != "auto":
         threads = requested

@@ -1,8 +1,8 @@
 """Build a single `train_gpt.py` that trains and scores models, with Ingot embedded, for machines where Ingot is not installed.
 
-Code counts towards a submission's size, so the file is a readable loader with compressed sources: the modules that a golf run can
-reach through imports from its entry point, without docstrings, comments, return types and setting descriptions. LEFT_OUT lists
-modules that no golf run uses; the file has stubs for them, which can be imported but raise an error when used.
+The code counts towards the size limit of a submission, so the file is a readable loader with compressed sources: the modules that
+a golf run can reach through imports from its entry point, without docstrings, comments, return types and setting descriptions.
+LEFT_OUT lists modules that no golf run uses; the file has stubs for them, which can be imported but raise an error when used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ingot
 from ingot.runtime.machine import made_by
 from ingot.runtime.processes import ONE_FILE
 
-GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # entry points of the two kinds of bundle
+GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # entry points: golf's script, or `ingot train`
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.fresh_process", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
     "ingot.backends.torch.elastic", "ingot.backends.torch.generate", "ingot.backends.torch.onnx", "ingot.backends.torch.simulate",
@@ -101,7 +101,7 @@ if __name__ == "__main__":
 
 
 def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, entry: str = GOLF) -> bytes:
-    """Build the `train_gpt.py` for an entry point; `settings` are defaults that environment variables override.
+    """Build the `train_gpt.py` for an entry point; `settings` holds default values of environment variables.
 
     `model` is the source of a custom model to embed. The output is deterministic.
     """
@@ -126,7 +126,7 @@ def _program(entry: str) -> str:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         queue.append(name.rpartition(".")[0])
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and not node.decorator_list:  # torch.library reads those of its operators
+            if isinstance(node, ast.FunctionDef) and not node.decorator_list:  # torch.library reads the return types of operators
                 node.returns = None
             if isinstance(node, ast.Import):
                 queue += [alias.name for alias in node.names]

@@ -1,4 +1,4 @@
-"""`python train_gpt.py` in a submission made from `ingot train` runs: trains models of the frontier family.
+"""The `train_gpt.py` of a submission made from `ingot train` runs: it trains or scores a model of the frontier family.
 
 It reads the challenge's environment variables for data, seed, time limit and the file to score. Everything else is an Ingot
 setting, given by the same environment variable as for `ingot train`, such as INGOT_MODEL__LAYERS=9.
@@ -39,7 +39,7 @@ VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train as environment variables specify or, if EVAL_ONLY_PATH names a file, only score it; return the exit code."""
+    """Train as environment variables specify or, if EVAL_ONLY_PATH names a file, only score that file; return the exit code."""
     with explained(CODE, lambda setting: VARIABLE_OF.get(setting, setting)) as outcome, listening_early():
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         def score(path: Path, *_: object) -> dict[str, float]:
             """Score an artifact and print the result; data and device come from the environment, all else from the artifact.
 
-            Scoring runs in this process: `ingot train` would start a new one, which needs Ingot to be installed.
+            Scoring runs in this process, not in a new one as in `ingot train`, because that needs Ingot to be installed.
             """
             here = resolved.config
             if not path.is_file():
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings given in environment variables, by dotted path; values are parsed as JSON, since YAML needs PyYAML."""
+    """Return the settings given in environment variables, by dotted path; values are JSON, since parsing YAML needs PyYAML."""
     settings: dict[str, Any] = {}
     for name, text in environment.items():
         if name.startswith("INGOT_") and "__" in name:
@@ -91,7 +91,7 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, names in VARIABLES.items():
         if variable in environment:
             settings |= dict.fromkeys(names, environment[variable])
-    with suppress(KeyError, ValueError):  # load_config rejects text that is not a number
+    with suppress(KeyError, ValueError):  # load_config will reject text that is not a number
         if float(environment["MAX_WALLCLOCK_SECONDS"]) <= 0:
             settings["budget.seconds"] = None
     if not user_path(folder := settings.get("data.path", "")).exists():

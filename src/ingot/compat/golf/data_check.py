@@ -19,10 +19,10 @@ COUNT_TOKENS = 1 << 22  # tokens read at a time when counting documents and byte
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Raise an error for invalid data. On the first rank, log the result of `lines` and return the data's name and counts."""
+    """Raise an error for invalid data. The first rank also logs the result of `lines` and gets a summary of the data."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
-        for split in ("val", "train"):  # the validation split first, as in the original
+        for split in ("val", "train"):  # the validation split first, as in golf's script
             files = shard_files(path, split)
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
@@ -87,6 +87,6 @@ def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """Return the glob pattern for the shards of a split: golf's, or that of `ingot data prepare` if it wrote the shards."""
+    """Return the glob pattern for the shards of a split: that of golf or, if it wrote the shards, of `ingot data prepare`."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)

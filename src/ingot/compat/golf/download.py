@@ -1,7 +1,7 @@
 """Download published shards from a Hugging Face dataset: some train shards, the whole validation split and the tokenizer.
 
-A file is put in place only when it is complete and matches the Hub's hash. It is a hard link to a file in the Hugging Face
-cache, so later runs recognise it without hashing again. The manifest is untrusted: every path in it is checked before use.
+A file appears in the output folder only when it is complete and matches the Hub's hash. It is a hard link to a file in the
+Hugging Face cache, so later runs recognise it without hashing again. The manifest is untrusted: its paths are checked before use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
-TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
+TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # manifest keys that may name a tokenizer's files
 TRAIN_SHARDS = 80  # train shards to download by default
 
 
@@ -65,7 +65,7 @@ def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: s
 
     tokenizer = _entry(manifest, "tokenizers", str(entry.get("tokenizer_name")), repo)
     names = list(dict.fromkeys(tokenizer[key] for key in TOKENIZER_FILES if tokenizer.get(key)))
-    for name in names or [None]:  # paths outside tokenizers/ are rejected, so no other file is overwritten
+    for name in names or [None]:  # reject paths outside tokenizers/: no manifest may overwrite other files
         if not isinstance(name, str) or not re.fullmatch(r"tokenizers(/[^/.\\:\x00-\x1f][^/\\:\x00-\x1f]*)+", name):
             raise DataError(f"the manifest of {repo} names {name!r} as a tokenizer file, but it is not inside tokenizers/")
     return Plan(shards("train", train), shards("val", val), names)
@@ -202,12 +202,12 @@ def place(blob: Path, target: Path) -> None:
                 shutil.copyfileobj(content, file)
             return
         second.replace(target)
-        second.unlink(missing_ok=True)  # rename() does nothing if `target` already links to the same file
+        second.unlink(missing_ok=True)  # still there if `target` already links to the same file
         fsync_dir(target.parent)
 
 
 def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -> int:
-    """Run the challenge's script cached_challenge_fineweb.py and return its exit code."""
+    """Run as the challenge's script cached_challenge_fineweb.py; return the exit code."""
     name = "cached_challenge_fineweb.py"
     parser = Parser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
     add = parser.add_argument

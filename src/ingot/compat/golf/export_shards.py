@@ -1,9 +1,9 @@
-"""Tokenize golf's documents with one or more tokenizers; write a folder of shards per tokenizer and a manifest of them.
+"""Tokenize golf's documents with one or more tokenizers; write a folder of shards per tokenizer and a manifest of all folders.
 
 The documents are docs_selected.jsonl from the Hub, with their count and sha256 in a sidecar file. The first documents are the
 validation split, so their order matters. Running the same command again resumes an export and keeps finished datasets.
 
-A JSON file specifies the tokenizers. Each is trained on the documents, loaded from a file or, for bytes, fixed. Training on the
+A JSON file specifies the tokenizers. Each is trained on the documents, loaded from a file or a byte tokenizer. Training on the
 same documents reproduces golf's vocabulary: as in golf, documents longer than 4,192 bytes or with U+2585 in them are left out,
 and whitespace is stripped from both ends of all others. The exported text is not stripped.
 """
@@ -66,7 +66,7 @@ Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class Spec(BaseModel):
-    """Specification of one tokenizer in the JSON file; missing entries get the defaults of its kind."""
+    """Specification of one tokenizer in the JSON file; missing entries get defaults that depend on `kind`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -118,14 +118,14 @@ class Spec(BaseModel):
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
 ) -> list[Spec]:
-    """Read the tokenizer specs in a file. Each "SIZE=FILE" in `reuse` names an existing SentencePiece model for that size."""
+    """Read the tokenizer specs in a file. Each "SIZE=FILE" in `reuse` names a trained SentencePiece model of that size."""
     models: dict[int, str] = {}
     for pair in reuse:
         vocabulary, _, model = pair.partition("=")
         if not (vocabulary.isdecimal() and model):
             raise ConfigError(f"--reuse-sp-model {pair!r} must be VOCAB=MODEL, such as 1024=tokenizers/fineweb_1024_bpe.model")
         if int(vocabulary) in models:
-            raise ConfigError(f"--reuse-sp-model gives two models for a vocabulary of {int(vocabulary)}; give one")
+            raise ConfigError(f"--reuse-sp-model gives two models for the vocabulary size {int(vocabulary)}; give one")
         models[int(vocabulary)] = str(Path(model).absolute())
     with readable(path, ConfigError):
         records = read_json(path)
@@ -221,7 +221,7 @@ class Export:
     chunk_tokens: int = SHARD_TOKENS
     workers: int | None = None  # number of encoding processes, by default one per processor; it does not affect the output
     notify: Callable[[str], None] = lambda line: None
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # task, bytes done, total bytes
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # arguments: task, bytes done, total bytes
 
     def run(self) -> dict[str, Any]:
         """Write the documents, tokenizers and shards; return the record that --json prints."""
@@ -310,7 +310,7 @@ class Export:
             if remote_beside in listing.files:
                 place(hub.fetch(remote_beside, listing.commit, listing.files[remote_beside]), beside)
             else:
-                beside.unlink(missing_ok=True)  # a sidecar from an earlier download describes other documents
+                beside.unlink(missing_ok=True)  # a sidecar file of an earlier download would describe other documents
         sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
         sha256 = sha256 or file_sha256(path)
         if sidecar.get("docs_sha256", sha256) != sha256:
@@ -369,12 +369,12 @@ class Export:
                 self.notify(f"{target} is already complete and is kept")
                 return manifest, False
         except DataError:
-            pass  # the dataset is missing or damaged
+            pass  # the dataset is missing or damaged: write it
         if any(target.glob("fineweb_*.bin")):
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Yield blocks of documents (including empty ones) from `begin` on, with the rule that assigns them to splits."""
+            """Yield blocks of documents from `begin` on, also empty documents, with the rule that assigns documents to splits."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)
@@ -430,7 +430,7 @@ def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> t
 
 
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
-    """Run the challenge's script download_hf_docs_and_tokenize.py and return its exit code."""
+    """Run as the challenge's script download_hf_docs_and_tokenize.py; return the exit code."""
     name, specs_file = "download_hf_docs_and_tokenize.py", folder / "tokenizer_specs.json"
     repo, prefix = os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
     about = "Download the challenge's documents and export them as shards of one or more tokenizers."

@@ -1,8 +1,8 @@
 """The model files of golf's scripts: torch files of train_gpt.py, .npz files of train_gpt_mlx.py, and quantised versions of both.
 
 The challenge's own scripts read these files too, so names, types and dtypes are fixed. Torch files and pickles can contain code,
-which never runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions;
-Ingot follows the CUDA script. In MLX files, the two halves of each head's rows in c_q and c_k are therefore swapped (lossless).
+which never runs: only weights are loaded. The challenge's MLX script rotates queries and keys in the opposite direction from its
+CUDA script and Ingot. In MLX files, the two halves of each head's rows in c_q and c_k are therefore swapped (lossless).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ingot.runtime.tensors import FLOATS, SCALE, TensorRecord, to_array
 
 FORMAT = "int8_clean_per_row_v1"
 ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy has no bfloat16: MLX stores its bits as |V2
-PICKLE_PROTOCOL = 5  # as in the original; the first protocol that stores array bytes directly
+PICKLE_PROTOCOL = 5  # as in golf's script; the first protocol that stores array bytes directly
 EMBEDDING = "tok_emb.weight"
 SWAPPED = (".attn.c_q.weight", ".attn.c_k.weight")
 ZIP = b"PK"  # first bytes of a torch file or an .npz; quantised files are zlib streams instead
 ZLIB = (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")  # the first bytes of a zlib stream, by compression level
 MAX_UNPACKED_BYTES = 1 << 32
-FREE_BYTES, MAX_RATIO = 1 << 26, 100  # reject zip bombs: real weights never compress by a factor of 100
+FREE_BYTES, MAX_RATIO = 1 << 26, 100  # a file may unpack to 64 MiB plus 100 times its size: more is a zip bomb
 
 
 def torch_bytes(contents: Any) -> bytes:
@@ -52,7 +52,7 @@ def state_dict(records: Iterable[TensorRecord]) -> bytes:
 
 
 def npz(records: Iterable[TensorRecord]) -> bytes:
-    """Serialise records as a deterministic .npz file in MLX's row order; bfloat16 becomes float32."""
+    """Serialise records as a deterministic .npz file in the row order of the MLX script; bfloat16 becomes float32."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for item in swap_halves(records):
@@ -65,7 +65,7 @@ def npz(records: Iterable[TensorRecord]) -> bytes:
 def quantised(
     records: Iterable[TensorRecord], quantiser: str, control: Sequence[str], keep: Sequence[str], mlx: bool = False
 ) -> tuple[bytes, int]:
-    """Return the quantised file before compression (a torch file or MLX's pickle) and the size of its tensors in bytes.
+    """Return the quantised file before compression (a torch file or, with `mlx`, a pickle) and the size of its tensors in bytes.
 
     Tensors whose names match `control` are never quantised; unquantised tensors whose names match `keep` stay float32.
     """
@@ -96,7 +96,7 @@ def quantised(
 def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
     """Swap the two halves of each head's rows in the query and key weights (c_q, c_k); a second swap restores the weights."""
     weights = {item.name: item for item in records}
-    size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # head size
+    size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # channels per head
     for name, item in weights.items():
         if name.endswith(SWAPPED) and item.shape[0] % size == 0:
             halves = np.frombuffer(item.data, np.uint8).reshape(item.shape[0] // size, 2, -1)
@@ -105,7 +105,7 @@ def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
     return list(weights.values())
 
 
-# Reading.
+# Functions that read golf's model files.
 
 
 def read_file(path: Path) -> bytes:
@@ -122,7 +122,7 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
             content = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
             if not unpacker.eof:
                 raise ValueError("it is cut short")
-        if not content.startswith(ZIP):  # the MLX script writes a plain pickle
+        if not content.startswith(ZIP):  # quantised by the MLX script: a pickle, not a zip file
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
@@ -152,7 +152,7 @@ def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict
         raise ValueError(f"its format is {contents['__quant_format__']!r:.40}, not {FORMAT}")
     stored = {name: record(name, value) for name, value in {**contents["quantized"], **contents["passthrough"]}.items()}
     if contents["scales"].keys() != contents["quantized"].keys():
-        raise ValueError("its codes and its scales have different names")
+        raise ValueError("its quantised tensors and their scales have different names")
     stored |= {name + SCALE: record(name + SCALE, value) for name, value in contents["scales"].items()}
     dtypes = {**contents["dtypes"], **contents.get("passthrough_orig_dtypes", {})}
     names = {name: dtype for dtype, name in FLOATS.items()}
@@ -187,7 +187,7 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any
 
 ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # the name in numpy 1
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # the module's name in numpy 1
     ("numpy", "dtype"): _Dtype,
 }
 
@@ -198,7 +198,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-        return partial(ALLOWED[module, name])  # a partial, because a pickle can modify the objects it is given
+        return partial(ALLOWED[module, name])  # a new partial each time: a pickle can change the objects that it gets
 
 
 # Functions for `ingot import`. The model's shape is read from the tensors; the other settings are golf's defaults.
@@ -212,7 +212,7 @@ def is_golf(path: Path) -> bool:
                 return file.read(2) in ZLIB
         with zipfile.ZipFile(path) as archive:
             parts = {part.filename: part for part in archive.infolist() if part.compress_type == zipfile.ZIP_STORED}
-            pickles = [archive.read(part) for name, part in parts.items() if name.endswith("/data.pkl")]  # present in torch files
+            pickles = [archive.read(part) for name, part in parts.items() if name.endswith("/data.pkl")]  # torch files have one
             return f"{EMBEDDING}.npy" in parts or any(EMBEDDING.encode() in content for content in pickles)
     except Exception:  # damaged files raise many kinds of errors in zipfile; the reader reports them
         return False

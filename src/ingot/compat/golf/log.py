@@ -1,4 +1,4 @@
-"""The log of a golf run, on the console and in logs/RUN_ID.txt. Lines that the original does not have start with `note:`."""
+"""The log of a golf run, on the console and in logs/RUN_ID.txt. Lines that golf's own script does not log start with `note:`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULE = "=" * 100
 
 
 class RunLog:
-    """A log that prints lines and appends them to logs/RUN_ID.txt and to a file in the run folder that holds only this run.
+    """A log that prints lines and appends them to logs/RUN_ID.txt and to train_gpt.log in the run folder.
 
     Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
@@ -67,7 +67,7 @@ class RunLog:
             file.append("\n".join(lines))
 
     def note(self, text: str) -> None:
-        """Write a line that the original's log does not have, prefixed with `note:`."""
+        """Write a line that golf's own script does not log, prefixed with `note:`."""
         self.line(f"note: {text}")
 
 

@@ -1,7 +1,7 @@
-"""`python train_gpt.py`: the challenge's script, driven by environment variables, on Ingot's engine.
+"""`python train_gpt.py`: the challenge's script, configured by environment variables and executed by Ingot.
 
 The challenge's second script, for Macs, is a subclass of Script (mlx_script.py). The keys, order and number formats of log lines
-match the original's exactly, because other people's tools parse them.
+are exactly those of the challenge's scripts, because other people's tools parse them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
 ALWAYS_LOGGED = 10  # number of steps at the start that are always logged
-KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the order of the log
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # maps Ingot's names to the log's
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 ROUND_TRIP = "final_int8_zlib_roundtrip"  # name in the log for the score of the quantised file
 
@@ -64,7 +64,7 @@ class Script(Reporter):
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
     state_score = STATE.stem  # name in the log for the score of the unquantised file
-    exclusive = True  # only one run at a time in a folder, because file names are fixed
+    exclusive = True  # only one run at a time in a folder, because the model files have fixed names
     rename: Rename = staticmethod(variable)
     values: dict[str, Any]
     ranks: Ranks
@@ -111,7 +111,7 @@ class Script(Reporter):
         carried = {"MODEL_FILE": CARRIED} if self.values["MODEL_FILE"] else {}
         return bundle(differing(self.values) | carried, custom_model_source(self.values["MODEL_FILE"]) if carried else None)
 
-    # The log lines of a run.
+    # Methods that print the log lines of a run.
 
     def begin(self, report: BeginReport) -> None:
         note, tokens = self.run_log.note, self.values["TRAIN_BATCH_TOKENS"]
@@ -119,7 +119,7 @@ class Script(Reporter):
         self.run_log.write(Path(report.run))
         for line in self.begin_lines(report):
             self.run_log.line(line)
-        note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        note(f"run folder {report.run}, {report.device}, {report.precision}, micro-batches of {report.micro_batch} rows")
         if report.tokens_per_step != tokens:
             note(f"a step trains on {report.tokens_per_step} of {tokens} tokens, to use whole sequences only")
         if report.resumed_at:
@@ -143,7 +143,7 @@ class Script(Reporter):
 
     def epochs(self, step: int) -> int:
         """Return the number of epochs completed after `step` steps."""
-        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # each chunk reads one extra token
+        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # each of the 8 chunks reads one extra token
         return step * tokens // self.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
@@ -153,7 +153,7 @@ class Script(Reporter):
     def step(self, report: StepReport, log: bool) -> None:
         if report.epoch > self.epoch:
             self.epoch = report.epoch
-            self.run_log.note(f"the training data ended in step {report.step}; starting pass {report.epoch + 1}")
+            self.run_log.note(f"the training data ended in step {report.step}; starting epoch {report.epoch + 1}")
         self.step_line(report, f"train_loss:{report.loss:.4f}")
 
     def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:
@@ -171,7 +171,7 @@ class Script(Reporter):
     def message(self, text: str) -> None:
         self.run_log.note(text)
 
-    # The files of a run.
+    # Methods that write and score the files of a run.
 
     def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Write the model files on the first rank, and score the quantised file on all ranks."""
@@ -200,7 +200,7 @@ class Script(Reporter):
                 fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
                 fits = fits if limit > code else "the code alone exceeds the limit"
                 line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
-        # Other ranks may run on machines that cannot read the file.
+        # Send the content to the other ranks, which may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
         facts = {
@@ -246,7 +246,7 @@ class Script(Reporter):
 
 
 def sdp_backends(chosen: str) -> str:
-    """Format for the log which attention kernels torch may use: the chosen one or, if it is not in KERNELS, flash and math."""
+    """Return the log text on the attention kernels that torch may use: the chosen one or, if not in KERNELS, flash and math."""
     chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] = (), carried: str | None = None, script: Scri
             )
         else:
             if carried is not None and os.environ["MODEL_FILE"] == CARRIED:
-                path = Path(sys.argv[0]).with_name(CARRIED)  # next to the submission's file
+                path = Path(sys.argv[0]).with_name(CARRIED)  # next to the submission's train_gpt.py
                 if not path.exists():
                     write_files({path: carried.encode()})
                 elif custom_model_source(str(path)) != carried:
@@ -322,9 +322,9 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             try:
                 return _train(script, resolved)
             finally:
-                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started
+                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started: remove the folder
                     with suppress(OSError):
-                        (logs / LOCK).unlink(missing_ok=True)  # deleted under the lock, so that waiting processes notice it
+                        (logs / LOCK).unlink(missing_ok=True)  # while locked, so that waiting processes notice
                         logs.rmdir()
     except IngotError as error:
         run_log.line(f"error: {error.render(script.rename, advice)}", console=False)

@@ -31,7 +31,7 @@ STATE, PACKED = "_mlx_model.npz", "_mlx_model.int8.ptz"
 DTYPES = {"bf16": "mlx.core.bfloat16", "fp32": "mlx.core.float32"}
 MATRICES = (
     "attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "attn.proj.weight", "mlp.fc.weight", "mlp.proj.weight", "resid_mix",
-)  # names of a block's matrices  # fmt: skip
+)  # weight matrices of a block  # fmt: skip
 VECTORS = ("attn.q_gain", "attn_scale", "mlp_scale")
 PROGRESS_EVERY = 25  # print progress every 25 validation batches
 
@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is divided: `parts` gradient-accumulation steps of `rows` sequences, each in chunks of sizes `of_part`."""
+    """Division of a step: `parts` gradient accumulation steps of `rows` sequences each, in chunks of `of_part` sequences."""
 
     parts: int
     rows: int
@@ -93,11 +93,11 @@ def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the numbers of tensors trained by Muon and by Adam, not counting the embedding and an untied output head."""
     names = [f"blocks.{i}.{part}" for i in range(v["NUM_LAYERS"]) for part in MATRICES]
     matrices = sum(not any(word in name for word in v["CONTROL_TENSOR_NAME_PATTERNS"]) for name in names)
-    return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # 1: skip_weights
+    return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # + 1: skip_weights
 
 
 class MLXScript(Script):
-    """A run of train_gpt_mlx.py. The log has more validation scores than the original's, and the files have no size limit."""
+    """A run of train_gpt_mlx.py. It logs more validation scores than golf's own script, and the files have no size limit."""
 
     name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES

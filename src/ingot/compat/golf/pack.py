@@ -1,7 +1,7 @@
 """A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
 To claim a record, pack several seeds: submission.json then has a p-value (one-sided t-test of the mean against the reference).
-A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
+The folder of a train_gpt.py run contains its code. For an `ingot train` run of the frontier family, the code is generated:
 a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
 
@@ -51,7 +51,7 @@ class FinishedRun:
     environment: dict[str, Any]  # environment.json
     log: str
     program: str  # train_gpt.py or ingot train
-    changed: dict[str, tuple[str, str]]  # (value in the baseline, value in the run) by variable, if different
+    changed: dict[str, tuple[str, str]]  # non-default settings: (default, value in the run) by name
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
     file: str  # file name of the artifact
@@ -182,7 +182,7 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = start if best.program == CODE else f"python {CODE}"  # one process: every rank would score the whole split
+    score = start if best.program == CODE else f"python {CODE}"  # one process: each rank would score the whole split
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
@@ -296,7 +296,7 @@ def _changed(config: Config) -> dict[str, tuple[str, str]]:
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     if result["checkpoint_path"] is None:
-        raise CheckpointError(f"{folder} has no checkpoint of its last step, which holds the config; repeat the run and keep it")
+        raise CheckpointError(f"{folder} has no checkpoint of its last step to read the config from; repeat the run and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
     of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]
@@ -331,7 +331,7 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
 
 
 def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
-    """Raise CheckpointError if the session's version or commit shows that its sources differ from those being packed."""
+    """Raise CheckpointError if the version or commit of a session shows that it ran other sources than those being packed."""
     version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's train_gpt.py adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
         raise CheckpointError(f"{folder} was run by {version}, but this is {made_by()}; pack it with {version}")

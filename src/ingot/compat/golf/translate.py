@@ -12,7 +12,7 @@ from ingot.compat.options import Option, copied, names_of_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import ConfigError, Rename
 
-SPANS = 8  # chunks per step: ranks times accumulation steps in the original, and always 8 in Ingot
+SPANS = 8  # chunks per step; in golf's own script: ranks times accumulation steps
 NEVER = 1 << 31  # step interval that disables a log line
 SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that also apply to a custom model
 BASELINE_ONLY = {
@@ -21,14 +21,14 @@ BASELINE_ONLY = {
 STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
 # Advice in Ingot's error messages that does not apply to golf's scripts, and what to show instead.
 ADVICE = {
-    "make room for it or choose another {0}": "make room for it or run in another folder",
+    "free disk space or choose another {0}": "free disk space or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
     "lower the learning rate, lengthen {0} or look at the data, and start again": (
         "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
     ),
     "lower {0} or set {1}, and start again": "lower {0}, and start again",
     "lower {0} or set {1} or {2}, and start again": "lower {0}, and start again",
-    "shorten it, shrink the model or set {1}": "shorten it or shrink the model",
+    "lower {0}, shrink the model or set {1}": "lower {0} or shrink the model",
 }
 
 variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_BATCH_TOKENS"})
@@ -47,7 +47,7 @@ def accumulation(world_size: int) -> int:
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
     """Return the config of a train_gpt.py run; error messages name environment variables instead of Ingot's settings."""
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
-    tokens = batch // SPANS * SPANS  # the original drops the remainder
+    tokens = batch // SPANS * SPANS  # golf's own script drops the remainder too
     if tokens < unit or tokens % unit:
         below = batch // unit * unit
         nearest = f"{below} and {below + unit}" if below else f"{unit}"

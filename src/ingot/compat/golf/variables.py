@@ -1,6 +1,6 @@
 """The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meanings and corresponding settings.
 
-docs/golf.md shows these tables. The defaults are the baseline script's; the recipe golf/seq4096 has the values of a record.
+docs/golf.md shows these tables. The defaults are those of the baseline; the recipe golf/seq4096 has the values of a record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.runs.state import read_state
 LIMIT_BYTES = 16_000_000  # the challenge's limit for the size of an artifact plus the code that reads it
 STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # files that a run writes
 CARRIED = "train_gpt_model.py"  # file name for the custom model embedded in a submission's script
-LOG = "train_gpt.log"  # the log of a run, in the run's folder
+LOG = "train_gpt.log"  # copy of a run's log in the run folder
 MAX_RUN_ID_BYTES = 200  # file names are limited to 255 bytes, and a run appends suffixes to its RUN_ID
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
@@ -94,8 +94,8 @@ VARIABLES = table(
            "Python file with a class Model to train instead of the baseline.", sets="model.file", computed=True, added=True),
     Option("EMBED_DTYPE", "str", "auto", "Dtype of the embedding. auto: bf16 on GPUs, fp32 on CPUs.", ("auto", "bf16", "fp32"),
            sets="model.embedding_dtype", computed=True, added=True),
-    Option("INT8_RULE", "str", "golf", "Quantisation rule. golf: the original's. exact: no minimum scale, and integers computed "
-           "from the stored scale.", ("golf", "exact"), added=True),
+    Option("INT8_RULE", "str", "golf", "Quantisation rule. golf: as in golf's script. exact: no minimum scale, and integers "
+           "computed from the stored scale.", ("golf", "exact"), added=True),
 )  # fmt: skip
 # train_gpt_mlx.py has no size limit, because its runs are not submitted, and no custom models, because those use torch.
 MLX_VARIABLES = {
@@ -128,7 +128,7 @@ OF_RECORDS = (
 )  # fmt: skip
 
 
-# Same rules as in the original: "1e3" is not an integer, and "true" is not a flag.
+# Same rules as in golf's own script: "1e3" is not an integer, and "true" is not a flag.
 PARSERS: dict[str, Callable[[str], Any]] = {
     "int": int, "float": float, "flag": lambda text: bool(int(text)), "str": str,
     "list": lambda text: tuple(item.strip() for item in text.split(",") if item.strip()),
@@ -172,7 +172,7 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
             continue
         word = name.upper()
         meant = closest(word, names, 0.8)
-        if meant is None and "_" in word and len(word) > 5:  # excludes `_`, which the shell sets
+        if meant is None and "_" in word and len(word) > 5:  # not `_`, a variable set by the shell
             meant = next((other for other in names if f"_{word}_" in f"_{other}_"), None)
         if meant is not None:
             warnings.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant}?")

@@ -1,6 +1,6 @@
 """gpt-simple's command, YAML keys, log lines, files and Python API, translated to Ingot's Config and training loop.
 
-`import ingot.compat.gpt_simple as gpt_simple` provides the original's 18 names; those that need torch are imported lazily.
+`import ingot.compat.gpt_simple as gpt_simple` provides the original's 18 public names; those that need torch are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m ingot.compat.gpt_simple`: the same as `gpt-simple`, for torchrun and `accelerate launch`."""
+"""`python -m ingot.compat.gpt_simple`: the command `gpt-simple` as a module, for torchrun and `accelerate launch`."""
 
 from ingot.compat.gpt_simple.main import run
 

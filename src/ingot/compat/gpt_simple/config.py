@@ -1,7 +1,7 @@
 """gpt-simple's configuration: its 59 keys in four sections, read from a YAML or JSON file and a command line.
 
 The section dataclasses define the keys: parsing, `init`, the command line and docs/gpt-simple.md are derived from them. A section
-is validated when it is created, and the whole config again before use, because its fields are mutable.
+is validated when it is created, and the whole config again before use, because sections are mutable.
 
 An unquoted YAML scalar is parsed as its key's type, so `learning_rate: 3e-4` is a number and `mixed_precision: no` is a string; a
 plain YAML parser would return a string and a boolean.
@@ -32,7 +32,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return the dataclass field of a key; translate() copies the key to the setting `sets`, or computes `becomes` from it."""
+    """Return the dataclass field of a key; translate() copies its value to the setting `sets`, or computes `becomes` from it."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -57,7 +57,7 @@ class KeySection:
 class ModelConfig(KeySection):
     """The size and architecture of the model."""
 
-    vocab_size: int | None = key(None, "Embedding rows. Training uses the tokenizer's size, padded to a multiple of 128.", low=1)
+    vocab_size: int | None = key(None, "Embedding rows. Training uses the vocabulary size, padded to a multiple of 128.", low=1)
     n_embd: int = key(768, "Width of the residual stream.", low=1)
     n_layer: int = key(12, "Number of transformer blocks.", low=1)
     n_head: int = key(12, "Number of attention heads; must divide n_embd.", low=1)
@@ -78,7 +78,7 @@ class ModelConfig(KeySection):
     tie_word_embeddings: bool = key(True, "Use the token embedding as the output head.")
     rope_base: float = key(10000.0, "Base of the rotary embeddings.", above=1)
     rope_scaling_type: str | None = key(None, "How rope_scaling_factor is applied. null: not at all.", "linear", "ntk")
-    rope_scaling_factor: float = key(1.0, "Factor of the rotary scaling; no effect if rope_scaling_type is null.", above=0)
+    rope_scaling_factor: float = key(1.0, "Scaling factor of rotary embeddings; unused if rope_scaling_type is null.", above=0)
     attention_mode: str = key(
         "causal", "causal: tokens attend to all earlier tokens of the row. sdpa_mask, flex: only to those of the same document.",
         "causal", "sdpa_mask", "flex", becomes="data.document_mask",
@@ -137,16 +137,18 @@ class DataConfig(KeySection):
 
     path: str = key("", "Data folder; train/BUCKET and val/BUCKET in it hold .bin/.idx pairs or .jsonl files.", sets="data.path")
     tokenizer: str = key("gpt2", "Name or folder of the tokenizer.", becomes="data.tokenizer")
-    format: str = key("pretokenized", "Format of the data. pretokenized: .bin/.idx pairs.", "pretokenized", "jsonl")
+    format: str = key("pretokenized", "pretokenized: .bin/.idx pairs. jsonl: text in .jsonl files.", "pretokenized", "jsonl")
     max_length: int = key(2048, "Tokens per training row.", low=2, sets="data.seq_len")
     overlap_size: int = key(OVERLAP_TOKENS, "Tokens that adjacent windows of a .jsonl text share.", low=0, becomes="data.overlap")
     packing: bool = key(True, "Pack several documents into a row. false: one document per row.", becomes="data.sampling")
     num_workers: int = key(4, "Accepted, but has no effect: a single thread reads the data ahead of training.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a dataclass field, like those above)
-        None, "Phases, each with duration_tokens and a bucket mix. null: equal weights for all buckets.", becomes="data.phases"
+        None, "Phases, each with duration_tokens and bucket weights (mix). null: equal weights throughout.", becomes="data.phases"
     )
-    allow_bucket_exhaustion: bool = key(False, "Go on when a bucket is used up. false: halt the run.", becomes="data.exhausted")
-    allow_budget_mismatch: bool = key(False, "Allow the tokens of all phases to differ from those of max_steps by over 5%.")
+    allow_bucket_exhaustion: bool = key(
+        False, "Continue without a bucket that has been read completely. false: halt the run.", becomes="data.exhausted"
+    )
+    allow_budget_mismatch: bool = key(False, "Accept phases whose total tokens differ from those of max_steps by over 5%.")
 
     def check_together(self) -> None:
         if self.curriculum is not None:
@@ -161,7 +163,7 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum requires data.format=pretokenized; run `gpt-simple tokenize` first")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx may keep the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx data ignores the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -177,7 +179,9 @@ class OptimizerConfig(KeySection):
     eps: float = key(1e-8, "Epsilon of AdamW.", low=0, sets="optimizer.epsilon")
     max_grad_norm: float = key(1.0, "Clip the gradient to this norm.", above=0, sets="optimizer.clip_norm")
     warmup_steps: int = key(100, "Linear warmup steps; must be below training.max_steps.", low=0, sets="optimizer.warmup_steps")
-    decay_steps: int | None = key(None, "Cosine decay steps. null: all after the warmup.", low=0, becomes="optimizer.decay_steps")
+    decay_steps: int | None = key(
+        None, "Steps of the cosine decay. null: all steps after the warmup.", low=0, becomes="optimizer.decay_steps"
+    )
     min_lr_ratio: float = key(0.1, "Final learning rate, as a fraction of the peak.", low=0, high=1, sets="optimizer.floor")
 
 
@@ -199,10 +203,10 @@ class TrainingConfig(KeySection):
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
     output_dir: str = key("./outputs", "Folder of the run.", sets="training.output_dir")
     resume: str = key(
-        "auto", "auto: resume output_dir's run. scratch: do not resume. PATH: resume that checkpoint.", becomes="training.resume"
+        "auto", "auto: resume the run in output_dir. scratch: a new run. PATH: resume this checkpoint.", becomes="training.resume"
     )
     keep_last_k: int | None = key(3, "Number of newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
-    keep_milestone_every: int | None = key(None, "Steps between checkpoints kept for good.", low=1, becomes="training.keep_every")
+    keep_milestone_every: int | None = key(None, "Steps between checkpoints kept forever.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
         None, "Time limit of this session in seconds. null: until SLURM_JOB_END_TIME, else GPT_SIMPLE_MAX_RUNTIME, else none.",
         low=1, sets="training.max_runtime_seconds",
@@ -278,13 +282,13 @@ def all_keys() -> dict[str, Option]:
             type_name = "list" if type_name.startswith("list") else type_name
             about = dict(key_field.metadata)
             if not about["sets"] and section == "model":
-                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # in gpt_simple.model_settings()
+                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # by model_settings()
             path = f"{section}.{key_field.name}"
             options[path] = Option(path, type_name, key_field.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
     return options
 
 
-KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # Ingot setting -> key
+KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # gpt-simple's key by Ingot setting
 
 
 def typed(option: Option, value: Any) -> Any:
@@ -297,7 +301,7 @@ def typed(option: Option, value: Any) -> Any:
     elif option.kind == "bool" and isinstance(value, str):
         value = BOOLEANS.get(value.lower(), value)
     elif option.kind == "list":
-        return value  # check_together() checks the phases later
+        return value  # phases, which check_together() checks
     elif isinstance(value, str):
         value = _number(value)
     return option.check(value)
@@ -337,7 +341,7 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             near = KEYS_OF_SETTINGS.get(name) or elsewhere or closest(name, all_keys())
             hint = f"did you mean {near}?" if near else "`gpt-simple init` lists all keys"
             problems.append(f"unknown key {name} ({where}); {hint}")
-    if not problems:  # cross-checks need values that are valid on their own
+    if not problems:  # check combinations only if every value is valid on its own
         try:
             made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
             return GptSimpleConfig(**made, given=frozenset(values), settings=settings)  # type: ignore[arg-type]
@@ -396,18 +400,18 @@ key_name = names_of_settings(
 
 
 def advice(text: str) -> str:
-    """Return advice rephrased in gpt-simple's terms."""
+    """Rephrase the advice of an error message in gpt-simple's terms."""
     for ours, theirs in ADVICE.items():
         text = text.replace(ours, theirs)
     return re.sub("ingot data prepare .*", TOKENIZE, text)
 
 
-# `gpt-simple init`
+# The config file that `gpt-simple init` writes
 
 PRESETS = {
     "small": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 2048},  # 123.6M parameters with GPT-2's vocabulary
-    "medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 2048},  # 359.8M
-    "large": {"n_embd": 2048, "n_layer": 24, "n_head": 32, "n_positions": 2048},  # 1,336M
+    "medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 2048},  # 359.8M parameters
+    "large": {"n_embd": 2048, "n_layer": 24, "n_head": 32, "n_positions": 2048},  # 1,336M parameters
 }
 HEADING = """\
 # Config file for `gpt-simple train --config FILE`: every key with its meaning, allowed values and default.

@@ -1,4 +1,4 @@
-"""Write checkpoints and tokenizers in gpt-simple's formats, so that the original can generate and resume from them."""
+"""Write checkpoints and tokenizers in gpt-simple's formats, so that the original program can generate and resume from them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def write_checkpoint(
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         if tokenizer:
             check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
-        # Written last: like Ingot, the original treats a folder without this file as incomplete.
+        # Written last: like Ingot, the original gpt-simple treats a folder without this file as incomplete.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
         (target / STATE).unlink(missing_ok=True)  # marks an older checkpoint as incomplete while its files are replaced
         return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
@@ -86,7 +86,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
-    elif isinstance(tokenizer, HFTokenizer):  # copied without our start token, which gpt-simple's documents lack
+    elif isinstance(tokenizer, HFTokenizer):  # without Ingot's start token, which gpt-simple does not use
         files = {THEIRS: tokenizer.contents, SETTINGS: files[SETTINGS]}
     elif OURS in files:  # transformers would load the other files and then encode texts without a start token
         files = {OURS: files[OURS]}
@@ -97,7 +97,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; if training continues past the decay, the cosine rises again."""
+    """Return the learning rate of the original gpt-simple after `step` steps; its cosine rises again after the decay ends."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)
@@ -107,7 +107,7 @@ def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> fl
 
 
 def in_their_order(names: Mapping[str, Any]) -> list[str]:
-    """Sort parameter names in the original's order, in which the two norms of a block come before its other parameters."""
+    """Sort parameter names as the original gpt-simple does: the two norms of a block come before its other parameters."""
     order = ["wte", "h", "ln_f", "lm_head"]
 
     def position(name: str) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "tokens_trained": known["tokens"],
         "wandb_run_id": facts.get("wandb_run_id"),
         "config_hash": config_hash(keys),
-        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as configured
+        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size before padding
         "curriculum": {"phase_idx": phase, "phase_tokens_consumed": consumed, "current_mix": mix},
         "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},

@@ -1,8 +1,8 @@
 """Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, then resume from the copy.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
-on, so that they are skipped. The original's files are not modified. Tensors are loaded with weights_only, and the data position,
-which is a pickle of custom objects, is read into plain dicts, so no file can execute code.
+on, so that they are skipped. The files of the original run are not modified. Tensors are loaded with weights_only, and the data
+position, which is a pickle of custom objects, is read into plain dicts, so no file can execute code.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from ingot.train.resume import Progress, facts_of
 Say = Callable[[str], None]
 CURSOR_VERSION = 2
 ALL_ROWS = -1  # special row count: the whole file was read
-PACK_BUFFER = 256  # documents per buffer in the original's packing
+PACK_BUFFER = 256  # the original gpt-simple packs this many documents at a time
 
 
 def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Convert the original's checkpoint if there is one to resume. Every rank calls this; only the first rank converts."""
+    """Convert a checkpoint of the original gpt-simple, if one is to be resumed. All ranks call this; only the first converts."""
     device = find_device(translate(config, ranks.world_size).config.training.device, ranks.local_rank)
     on_first_rank(device, ranks, lambda: {"adopted": adopt(config, say, warn) is not None})
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Convert the original's checkpoint to Ingot's format and return its path, or None if there is no checkpoint to resume."""
+    """Convert the checkpoint to be resumed from gpt-simple's to Ingot's format; return its new path, or None if there is none."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
     weights, memory, settings, problem = read_training_state(saved)
-    world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # each rank saved its random state in a file
+    world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # one file of random states per rank
     resolved, out = translate(config, world_size).config, Path(config.training.output_dir)
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
     missing = [] if (saved.path / "rng").is_dir() else ["the random states"]
@@ -68,7 +68,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"the position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # uses the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,10 +88,10 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
     """Write a list of the documents already read, using all checkpoints of the run; if the list is incomplete, return the reason.
 
-    The newest checkpoint is not enough: in each new phase, the original rereads its files from the start and resets the counts.
+    The newest checkpoint is not enough: in each new phase, gpt-simple rereads its files from the start and resets the counts.
     """
     if config.data.format != "pretokenized":
-        return "the original does not save it for .jsonl files"
+        return "the original gpt-simple does not save it for .jsonl files"
     cursors, newest = dict[str, dict[int, int]](), -1
     for checkpoint in saved_checkpoints(saved.run) if saved.run is not None else [saved]:
         if checkpoint.step > saved.step:
@@ -149,7 +149,7 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 def read_cursors(path: Path) -> dict[str, dict[int, int]]:
     """Return the number of rows read from each file, by bucket and file index, or {} if the checkpoint has no data position.
 
-    As in the original, each count is the maximum over all ranks; ALL_ROWS means that the whole file was read.
+    As in gpt-simple, each count is the maximum over all ranks; ALL_ROWS means that the whole file was read.
     """
     rows_read: dict[str, dict[int, int]] = {}
     for file in sorted((path / "dataloader_state").glob("rank_*.pkl")):
@@ -198,9 +198,9 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
 
 
 def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing: bool = True) -> Iterator[list[int]]:
-    """Yield the document indices in each row of a file, in the original's reading order."""
+    """Yield the document indices in each row of a file, in the order in which the original gpt-simple reads them."""
     order = np.arange(len(lengths))
-    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the original's generator, for the same order
+    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # gpt-simple's random generator
     if not packing:
         yield from ([document] for document in order.tolist())
         return

@@ -1,4 +1,4 @@
-"""The command line of `gpt-simple`: eight commands with the original's flags; config keys are given as `--section.key value`.
+"""The command line of `gpt-simple`: eight commands with the original flags; config keys are given as `--section.key value`.
 
 Each command imports what it needs when it is called, so that `gpt-simple --help` and `status` start fast and without torch.
 """
@@ -41,19 +41,19 @@ Say = Callable[[str], None]
 
 
 def run(words: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line `words` and exit with its exit code."""
     sys.exit(main(words))
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
+    """Run the command line `words` and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
     trains = next((word for word in words if not word.startswith("-")), "") == "train"
     with explained(PROGRAM, key_name, advice, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
         parser = make_parser()
         try:
             options, rest = parser.parse_known_args(words)
-        except SystemExit as stopped:  # --help
+        except SystemExit as stopped:  # raised by --help
             return int(stopped.code or 0)
         if options.command is None:
             parser.print_help()
@@ -88,7 +88,7 @@ def tokenize(options: Namespace, say: Say) -> None:
 
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
     length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
-    if overlap < options.overlap_size and length > 0:  # the original advances each window by at least half its length
+    if overlap < options.overlap_size and length > 0:  # as in gpt-simple, windows share at most half their tokens
         say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
     windows = WindowRule(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)
@@ -131,7 +131,7 @@ def batch_generate(options: Namespace, say: Say) -> None:
             warn(problem)
         raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; no model was loaded") from None
     for planned in loads:
-        named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
+        named = "" if planned.references == [str(planned.path)] else f", requested as {', '.join(planned.references)}"
         warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} prompts{named}")
     if options.dry_run:
         warn(f"{file}: {len(requests)} prompts for {len(loads)} models; no problems found, no model loaded")
@@ -155,7 +155,7 @@ def status(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
     steps = {one.path: one.step for one in saved}
-    if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
+    if read_state(folder) is not None:  # trained by Ingot: its state.json is newer and names the host
         run = Run(folder)
         now = run.status()
         # `stop --force` writes "stopped" to gpt-simple's state file; Ingot's is written by the training process, which was killed

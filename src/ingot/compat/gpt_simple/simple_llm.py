@@ -1,8 +1,8 @@
-"""gpt-simple in Python: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
+"""gpt-simple's Python API: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
 
 The model is Ingot's llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in
-the original, labels are shifted inside the model and -100 is ignored. A tokenizer that cannot be loaded is an error: there is
-no fallback to another one.
+the original package, the model shifts the labels itself and ignores labels of -100. A tokenizer that cannot be loaded is an
+error: there is no fallback to another one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SimpleLLM(Llama):
             raise ConfigError("attention_mask masks the start of a row; pad rows on the right")
         if position_ids is not None and past_key_values is None:
             expected = torch.arange(position_ids.size(-1), device=position_ids.device)
-            # The original assigns position 0 to padding. Padding is on the right, so no real token attends to it.
+            # gpt-simple assigns position 0 to padding. Padding is on the right, so no real token attends to it.
             if not bool(((position_ids == expected) | (position_ids == 0)).all()):
                 raise ConfigError("position_ids must count up from 0 in every row (0 for padding), or be None")
         documents = doc_ids if self.config.attention_mode != "causal" else None
@@ -211,7 +211,7 @@ class SimpleLLMTokenizer:
         if skip_special:
             return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
         names = {number: name for name, number in self._names().items()}
-        runs = groupby(ids, key=names.get)  # group consecutive ordinary tokens
+        runs = groupby(ids, key=names.get)  # ordinary tokens, which have no name, are decoded together
         return "".join(self.tokenizer.decode(list(run)) if name is None else name * len(list(run)) for name, run in runs)
 
 
@@ -232,7 +232,7 @@ def train(
     *,
     skip_runtime_probe: bool = False,
 ) -> TrainingResult:
-    """Train from a config file or object; a section given as an argument replaces the config's. Arguments are not modified.
+    """Train from a config file or object; a section given as an argument replaces that of `config`. Arguments stay unmodified.
 
     `skip_runtime_probe` exists for compatibility and has no effect: runs start without a trial step.
     """

@@ -1,6 +1,6 @@
 """Tokenize JSON lines to gpt-simple's .bin and .idx files: one pair per input file, named after the input.
 
-A window has at most `max_length` tokens, including the end-of-document token, which closes a document's last window.
+A document is cut into windows of at most `max_length` tokens; the last one ends with the end-of-document token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.runtime.files import is_utf8, replace_file, write_atomically
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 AT_ONCE = 256  # texts encoded per batch
-Progress = Callable[[int, int], None]  # files done, files in total
+Progress = Callable[[int, int], None]  # arguments: files done, files in total
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WindowRule:
     least_characters: int = 200
 
     def overlap_of(self, file: str, line: int) -> int:
-        """Return how many tokens a document's windows share: `overlap` or 0, decided by a hash of the file name and line."""
+        """Return how many tokens a document's windows share: `overlap` or 0, chosen by a hash of file name and line number."""
         if self.probability >= 1:
             return self.overlap
         drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
@@ -90,7 +90,7 @@ def tokenize(
 def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRule, encode: Engine) -> FileCounts:
     counts, width = FileCounts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats, lines = [0], [], deque[int]()
-    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # drop start tokens
+    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # skip the start token
     with replace_file(stem.with_name(f"{stem.name}.bin")) as file:
         for encoded in encode(text_blocks(_texts(path, rule, counts, lines), documents=AT_ONCE)):
             for document in np.split(encoded.ids, np.cumsum(encoded.tokens)[:-1]):

@@ -1,8 +1,8 @@
-"""`gpt-simple train` and `gpt-simple validate`, with Ingot's trainer and the original's keys, log lines and files.
+"""`gpt-simple train` and `gpt-simple validate`, with Ingot's trainer and the keys, log lines and files of the original program.
 
 In addition to Ingot's files, a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N,
-checkpoint-N-shutdown or final) for each checkpoint that the original would have written. The original can generate and resume
-from these folders; Ingot resumes from its own checkpoints.
+checkpoint-N-shutdown or final) for each checkpoint that the original gpt-simple would have written. That program can generate and
+resume from these folders; Ingot resumes from its own checkpoints.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ THEIR_FILES = (
 )  # fmt: skip
 RULE = "=" * 60
 MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
-FRESH_SECONDS = 300.0  # older state files are stale; the original writes them every logging_steps, and host clocks differ
+FRESH_SECONDS = 300.0  # state files older than this are stale; gpt-simple updates them every logging_steps
 
 
 @dataclass
 class GptSimpleResult:
     """The result of a training run, with the fields of gpt-simple's TrainingResult."""
 
-    final_loss: float  # the mean in the last step line or, if there is none, the last step's loss
+    final_loss: float  # mean loss in the last progress line or, if none was printed, the loss of the last step
     checkpoint_path: str
     total_tokens: int
     total_steps: int
@@ -80,7 +80,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
         port = options.master_port or (PORT if options.nnodes > 1 else None)
         code = launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
-        return code if options.nnodes == 1 else min(code, 1)  # as torchrun does
+        return code if options.nnodes == 1 else min(code, 1)  # torchrun exits with 1 after any failure
     status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
         return 0  # any other exit code would make the launcher kill the first rank before it has finished
@@ -112,7 +112,7 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
 
 
 def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleConfig:
-    """Build a command's config from the config file, the overrides and the two flags that set keys."""
+    """Build a command's config from the config file, the overrides and the two --allow flags, which set keys."""
     flags = {f"data.{name}": True for name in ("allow_bucket_exhaustion", "allow_budget_mismatch") if getattr(options, name)}
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
@@ -168,15 +168,15 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 def refuse_live_original(folder: Path) -> None:
     """Raise RunError if the original gpt-simple is training in the folder: it and Ingot would delete each other's checkpoints.
 
-    The state file does not name the host, so a recent one counts as a running process even if there is no such process here.
-    State files written by Ingot are ignored, because Ingot's lock protects its runs.
+    The state file does not name the host, so a recently updated one counts as a running process even if this host has no such
+    process. State files written by Ingot are ignored, because Ingot's lock protects its runs.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
         pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
         written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
     except (KeyError, TypeError, ValueError):
-        return  # the original did not write this file: it always writes a pid and a time with a time zone
+        return  # gpt-simple did not write this file: it always writes a pid and a time with a time zone
     if state.get("status") != "running" or written_by_us:
         return
     age, path = time.time() - updated.timestamp(), folder / RUN_STATE
@@ -189,10 +189,10 @@ def refuse_live_original(folder: Path) -> None:
 class GptSimpleReporter(Reporter):
     """A reporter that prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
-    `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
-    is the mean loss in the last step line (None before the first); `checkpoint` is the path of the newest
-    checkpoint. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
-    If `verbose`, the reporter also prints what the run is waiting for.
+    `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss` is
+    the mean loss in the last progress line (None before the first); `checkpoint` is the path of the newest checkpoint. If a
+    checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds. If `verbose`, the
+    reporter also prints what the run is waiting for.
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class GptSimpleReporter(Reporter):
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self.failure: CheckpointError | None = None
-        self._interval: list[StepReport] = []  # steps since the last step line
-        self._numbers: dict[str, float] = {}  # values in the last step line
+        self._interval: list[StepReport] = []  # steps since the last progress line
+        self._numbers: dict[str, float] = {}  # values in the last progress line
         self._seconds = 0.0
         self._state: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -239,7 +239,7 @@ class GptSimpleReporter(Reporter):
                 warn(f"gpt-simple has no {tokenizer.kind} tokenizer, so only ingot can generate from {self._folder}")
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
-        if ours is not None and self.checkpoint is None:  # the run was killed before gpt-simple's folder was written
+        if ours is not None and self.checkpoint is None:  # the run was killed before it wrote gpt-simple's folder
             self.saved(ours, read_kind(ours))
         with suppress(OSError):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
@@ -279,7 +279,7 @@ class GptSimpleReporter(Reporter):
         steps, seconds = len(self._interval), report.elapsed_seconds - self._seconds
         targets = sum(one.targets for one in self._interval)
         self.interval_loss = sum(one.loss for one in self._interval) / steps
-        # A step line shows the learning rate of the next step.
+        # As in gpt-simple, a progress line shows the learning rate of the next step.
         scale = learning_rate_scale(self._resolved, report.step, report.elapsed_seconds)
         self._numbers = n = {
             "train/loss": self.interval_loss,
@@ -312,13 +312,13 @@ class GptSimpleReporter(Reporter):
         self._say(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Write the folders that the original would have written for a checkpoint; delete those that it would have deleted."""
+        """Write the folders that gpt-simple would have written for a checkpoint; delete those that it would have deleted."""
         from ingot.compat.gpt_simple.files import write_checkpoint
         from ingot.runs.checkpoints import load_checkpoint, to_keep
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
         names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
-        if kind != "shutdown" and step % training.save_steps == 0:  # a checkpoint saved only as the best gets no folder
+        if kind != "shutdown" and step % training.save_steps == 0:  # no folder for a checkpoint saved only because it is the best
             names.insert(0, f"checkpoint-{step}")
         self.checkpoint = folder / names[-1] if names else path
         new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
@@ -329,7 +329,7 @@ class GptSimpleReporter(Reporter):
                 for target in new:
                     write_checkpoint(target, checkpoint, self._keys, facts)
             for earlier in saved_checkpoints(self._folder):
-                if earlier.kind == "final" and earlier.step < step:  # the original always takes `final` for the newest checkpoint
+                if earlier.kind == "final" and earlier.step < step:  # gpt-simple always takes `final` for the newest checkpoint
                     shutil.rmtree(regular := earlier.path.with_name(f"checkpoint-{earlier.step}"), ignore_errors=True)
                     earlier.path.rename(regular)
             saved = {(one.step, one.kind): one.path for one in saved_checkpoints(self._folder)}
@@ -381,7 +381,7 @@ class GptSimpleReporter(Reporter):
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
     def _pass_on_flag(self) -> None:
-        """Ask the run to stop if gpt-simple's stop flag exists; `end` removes the flag."""
+        """Ask the run to stop if gpt-simple's stop flag (a file) exists; end() deletes the file."""
         if (self._folder / STOP_FLAG).is_file():
             with suppress(CheckpointError):  # the write failed; the next step tries again
                 RunFolder(self._folder).ask_to_stop()

@@ -1,6 +1,6 @@
 """nanoGPT's `train.py`, `sample.py` and `bench.py`, with their presets, data folders, log lines and checkpoints.
 
-This package only translates: keys to a Config, training events to nanoGPT's log lines, and checkpoints to ckpt.pt files.
+This package only translates: nanoGPT's keys to a Config, training events to its log lines, and checkpoints to ckpt.pt files.
 """
 
 from __future__ import annotations

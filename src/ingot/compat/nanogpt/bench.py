@@ -1,4 +1,4 @@
-"""bench.py: time training steps, by default of the 124M model, without evaluations or checkpoints."""
+"""bench.py: time training steps, by default of GPT-2 with 124M parameters, without evaluations or checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench(arguments: Arguments) -> None:
     backend = open_backend(config, GPT2_VOCAB_SIZE, ranks)
     (plan,) = shapes(config)
     shape = (config.rows_per_step, 2, config.data.seq_len)
-    buffers = cycle([backend.host_buffer(shape), backend.host_buffer(shape)])  # double buffering: fill one, copy the other
+    buffers = cycle([backend.host_buffer(shape), backend.host_buffer(shape)])  # double buffering: one is filled, one copied
     if arguments.values["real_data"]:
         try:
             check_data(values)

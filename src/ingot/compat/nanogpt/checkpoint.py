@@ -1,7 +1,7 @@
 """Read and write nanoGPT's ckpt.pt, to exchange models with nanoGPT and its tools; find the state from which train.py starts.
 
-A ckpt.pt lacks what an exact resume needs, so its extra key `ingot` names Ingot's checkpoint of the same state. A ckpt.pt is
-always loaded with weights_only=True, so it cannot execute code.
+A ckpt.pt lacks some of the state that an exact resume needs, so Ingot adds the key `ingot`, which names Ingot's checkpoint of the
+same step. A ckpt.pt is always loaded with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
-    """Check the tensors' names and shapes; return the tensors in the model's parameter order, as the optimizer state needs."""
+    """Check the tensors' names and shapes; return the tensors in the parameter order of the model and the optimizer."""
     return {weight.name: weight for _, weight in check_fits(meta_model(settings), weights, where)}
 
 
@@ -261,7 +261,7 @@ def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name`, else the ckpt.pt's own, else its dataset's, else GPT-2's; raise DataError if none fits."""
+    """Return the tokenizer `name`, else the one in ckpt.pt, else that of its dataset, else GPT-2's; DataError if none fits."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None
@@ -439,7 +439,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(folder) as new:
             save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
-            aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run stays in place
+            aside = move_aside(out, PARTS, say)  # done last, so that the old run stays in place if the disk is full
         if aside is not None and (out / CKPT).exists():  # moved last, so a resume finds it if the process is killed earlier
             (out / CKPT).rename(aside / CKPT)
     return resolved

@@ -66,7 +66,7 @@ class Block(gpt2.GPT2Block):
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
-        self.attn.__class__, self.mlp.__class__ = CausalSelfAttention, MLP  # these subclasses add no state
+        self.attn.__class__, self.mlp.__class__ = CausalSelfAttention, MLP  # safe: the subclasses add no state
 
 
 class GPT(GPT2):

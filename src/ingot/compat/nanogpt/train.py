@@ -1,4 +1,4 @@
-"""train.py: nanoGPT's training script on Ingot's training loop.
+"""train.py: nanoGPT's training script, executed by Ingot's training loop.
 
 `out_dir` is an Ingot run folder that also contains nanoGPT's ckpt.pt, so every `ingot` command works on it too.
 """
@@ -128,9 +128,9 @@ def evaluate(values: dict[str, Any]) -> None:
 
 
 class NanoGPTReporter(Reporter):
-    """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
+    """A reporter that prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `ideal_seconds` is the time per iteration if all ranks ran at peak FLOP/s. As in nanoGPT, the first MFU is printed as -100%.
+    `ideal_seconds` is the time per iteration if all ranks ran at peak FLOP/s. As in nanoGPT, the first MFU printed is -100%.
     """
 
     def __init__(self, values: Mapping[str, Any], config: Config, ideal_seconds: float) -> None:

@@ -34,7 +34,7 @@ from ingot.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
-NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # default names of shard files (as golf expects) and of a bucket
+NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # default prefix of shard file names (as golf expects) and default bucket
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The name and size of the output files and, for gpt-simple, the length and overlap of windows."""
+    """The name and size of the output files and, for gpt-simple, the length and overlap of its windows in tokens."""
 
     name: str | None = None
     shard_tokens: int = SHARD_TOKENS
@@ -71,7 +71,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a dataset to the folder `output` in the format `to`; `mark` is the separator's id if no tokenizer defines it."""
+    """Write a dataset to the folder `output` in the format `to`; `mark` is the id that separates documents in the source."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
@@ -109,7 +109,8 @@ def convert(
         if opened and to == "nanogpt" and opened.kind != "gpt2":  # without a meta.pkl nanoGPT assumes GPT-2's vocabulary
             write_atomically(stage.folder / META, meta_bytes(opened))
         if opened and to == "ingot":
-            origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "size of the decoded tokens"}
+            counted = "byte counts are those of the decoded tokens, not of the original text"
+            origin = {"converted_from": source.format, "input": str(source.folder), "bytes": counted}
             write_manifest(stage.folder, opened, records, origin)
     if to in ("nanogpt", "shards") and len(buckets) > 1:
         log.warning("the format %s has no buckets, so the buckets %s are merged", to, ", ".join(buckets))
@@ -135,7 +136,7 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the source's own tokenizer; else open `name` and check it against the source's tokens; None if `name` is None."""
+    """Return the tokenizer recorded in the source, else the tokenizer `name` after checking it against the tokens, else None."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} already names its tokenizer, {own.kind}; leave out --tokenizer {name}")

@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Read an .idx: return the bytes per token, the window starts and the end of the last window, and the overlaps in tokens."""
+    """Read an .idx: return the bytes per token, the N + 1 boundaries of its N windows, and each window's overlap."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -106,7 +106,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS. If the file ends with EOS, a window without EOS continues in the next window."""
+        """Yield whole documents without EOS. In files that end with EOS, a window without EOS is continued by the next one."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -116,7 +116,7 @@ class Pair:
             ended = last is not None and marked and int(last[-1]) == eos
             skip = _repeated(window, last, repeats, ended) if repeats else 0
             if skip is None:
-                problem = f"window {number} should repeat {repeats} tokens of the window before it but does not"
+                problem = f"window {number} does not begin with the last {repeats} tokens of the previous window"
                 raise DataError(f"{self.path} is damaged: {problem}; {AGAIN}")
             if skip == len(window):
                 continue
@@ -197,7 +197,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many leading tokens of a window repeat the end of `last`, the previous window; None if they do not match it."""
+    """Return how many of a window's first tokens repeat the end of the previous window (`last`); None if the tokens differ."""
     if last is None:
         return None
 

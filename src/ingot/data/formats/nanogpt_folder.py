@@ -63,7 +63,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def char_tokenizer(path: Path) -> CharTokenizer | None:
-    """Return the tokenizer of a meta.pkl that lists single characters in sorted order, as nanoGPT does; None for any other."""
+    """Return the tokenizer of a meta.pkl that lists single characters in sorted order, as nanoGPT writes it; else return None."""
     meta = read_meta(path)
     stoi, itos = meta.get("stoi"), meta.get("itos")
     if not isinstance(stoi, dict) or not isinstance(itos, dict):

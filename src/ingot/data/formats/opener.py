@@ -1,4 +1,4 @@
-"""Open token data of any format: detect the format of a folder, and check that the named tokenizer produced its tokens.
+"""Open token data of any format: detect the format of a folder, and check that the named tokenizer produced the tokens.
 
 Data of every format is opened as a `Dataset`. An unrecognised format is an error: files are never assumed to be token data. Most
 other programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so the tokenizer is checked by decoding and
@@ -91,7 +91,7 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         if tokenizer is None:
             raise NoTokenizer(folder)
         train, val = dataset.buckets("train"), dataset.buckets("val")
-        for name in sorted(train.keys() ^ val.keys()):  # both splits need every bucket
+        for name in sorted(train.keys() ^ val.keys()):  # every bucket needs files in both splits
             has, lacks = ("train", "val") if name in train else ("val", "train")
             raise DataError(f"{folder / has / name} has files but {folder / lacks / name} has none; add files to the latter")
         opened = open_tokenizer(tokenizer)

@@ -72,7 +72,7 @@ def fetch(url: str) -> Path:
             files = {shard.file: shard.sha256 for shard in split.shards}
             for name, sha256 in {**files, split.document_index: split.document_index_sha256}.items():
                 remote.download(name, folder / name, sha256)
-        write_atomically(manifest, content)  # last: the copy is complete
+        write_atomically(manifest, content)  # written last: its presence marks the copy as complete
     return folder
 
 

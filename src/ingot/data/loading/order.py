@@ -18,7 +18,7 @@ from ingot.runtime.seeds import mix, permuted, scramble
 Places = Mapping[str, int]  # bucket name -> number of rows read from the bucket so far
 
 
-# compat/ replaces this advice with the matching option of the emulated program.
+# A front end that emulates another program (compat/) replaces this advice with one that names that program's option.
 GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"
 
 

@@ -59,7 +59,7 @@ class PackedRows(ByNumber):
         self.seq_len, self.planes = seq_len, 3 if documents else 2
         self._split, self._seed, self._bos, self._overlap, self._alone = split, seed, bos, overlap, alone
         self._already_read, self._eos = already_read, -1 if split.eos is None else split.eos
-        self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped where possible
+        self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped for prepared folders
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
         self._firsts = [0]  # index of the first sample of each block, as far as rows have been counted
         self._rows_of = lru_cache(maxsize=1)(self._packed)  # keep only the last block's rows and the last group's documents
@@ -103,7 +103,7 @@ class PackedRows(ByNumber):
                 number = int(line[2, here.stop - 1]) + 1
             at = here.stop
         if self.planes == 3:
-            line[2, at:] = number  # padding counts as a document of its own, so it attends only to itself
+            line[2, at:] = number  # padding is numbered as a separate document, so it attends only to itself
 
     def _count(self, part: DocumentPart) -> int:
         """Return the number of targets in a part; there is no target after an EOS token."""
@@ -208,7 +208,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 # Memory holds only the positions at which the documents of one epoch end.
 
 DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # mixed into the seed so that the three draws are independent
-PART = 1 << 20  # documents drawn at a time
+PART = 1 << 20  # documents processed at a time, so that temporary arrays stay small
 
 
 class RedrawnRows(ByNumber):
@@ -251,7 +251,7 @@ class RedrawnRows(ByNumber):
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens
-        stops = begins + counts + 1  # one past the last target
+        stops = begins + counts + 1  # position after the last target
         first = np.searchsorted(ring_ends, begins, side="right")
         # In a row that wraps around the ring, document indices keep increasing: with D documents, index D is document 0 again.
         last = np.searchsorted(ring_ends, (stops - 1) % self.tokens, side="right") + (stops > self.tokens) * self._documents
@@ -273,7 +273,7 @@ class RedrawnRows(ByNumber):
             row[0, :count], row[1, :count] = window[:count], window[1 : count + 1]
             row[0, count:], row[1, count:] = 0, IGNORED
             if self.planes == 3:
-                row[2, count:] = number  # padding counts as a document of its own, so it attends only to itself
+                row[2, count:] = number  # padding is numbered as a separate document, so it attends only to itself
             at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:

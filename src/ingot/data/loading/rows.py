@@ -82,7 +82,7 @@ class MixedRows:
         return samples.start + len(drawn), {**self.places, **places}  # a bucket outside the mix keeps its position
 
     def epoch(self, sample: int) -> int:
-        """Return the smallest number of complete passes over a bucket of the mix, computed from `places`; `sample` is ignored."""
+        """Return the number of complete passes over the least-read bucket of the mix, from `places`; `sample` is ignored."""
         weights = self.mixes[self.phase]
         return min(source.epoch(self.places.get(name, 0)) for name, source in self.sources.items() if weights.get(name))
 
@@ -114,7 +114,7 @@ class MixedRows:
             more = np.concatenate([drawn, np.array(list(alive))[chosen]])
             if self.epochs is None:
                 return more
-            lacking = []  # for each bucket that runs out, the first row it cannot supply
+            lacking = []  # the first row that cannot be supplied, and the index, of each bucket that runs out
             for number in alive:
                 name, rows = names[number], np.flatnonzero(more == number)
                 if (has := self.sources[name].available(self._range(name, len(rows)), self.epochs)) < len(rows):
@@ -161,7 +161,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
             read = record["buckets"].get(name, {"documents": documents, "read": []})
             if (listed := read["documents"]) != documents:
                 problem = f"{{0}} lists {listed:,} documents in the bucket {name}, but {dataset.folder} has {documents:,}"
-                raise DataError(problem, setting, advice="this record was written for other data; use the data of that run")
+                raise DataError(problem, setting, advice="this record was written for other data; use the data it describes")
             masks[name] = np.zeros(documents, np.bool_)
             for first, stop in read["read"]:
                 if not 0 <= first <= stop <= documents:
@@ -175,7 +175,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
 
 
 class Rows(Protocol):
-    """A numbered sequence of rows, finite or endless."""
+    """A numbered sequence of training rows, finite or endless."""
 
     @property
     def planes(self) -> int: ...
@@ -193,7 +193,7 @@ class Rows(Protocol):
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write `samples[share.start : share.stop]` to the batch, and return the number of targets in all of `samples`.
+        """Write this rank's rows, `samples[share.start : share.stop]`, to the batch; return the number of targets in `samples`.
 
         Raises DataExhausted if no rows are left.
         """

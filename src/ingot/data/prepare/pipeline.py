@@ -125,7 +125,7 @@ def prepare(
 ) -> Prepared:
     """Tokenize text files, and folders of them, into a prepared folder for training.
 
-    `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; None chooses by the size of the text.
+    `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; if None, the size of the text decides.
     `encoding` applies to all files; with `skip_unreadable` files that cannot be decoded are skipped. `workers` is the number of
     encoding processes, by default one per CPU for large texts; the result does not depend on this number.
     `buckets` lists the files of each bucket in both splits; `inputs` is then only recorded as the origin of these files.
@@ -162,7 +162,7 @@ def prepare(
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
 
     def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
-        """Return a description of the held-out text, and every block of documents with the rule that splits it."""
+        """Return a description of what is held out, and all blocks, each with the rule that assigns its documents to splits."""
 
         def blocks(rule: Rule, paths: Sequence[Path] = files) -> RuledBlocks:
             return ((rule, block) for block in read_blocks(paths, text_field, advance, encoding))
@@ -177,9 +177,9 @@ def prepare(
             return f"the first {val_documents} documents", blocks(first_documents(val_documents))
         fraction = VAL_FRACTION if val_fraction is None else val_fraction
         if count_documents(files, text_field, FEW_DOCUMENTS + 1, encoding) > FEW_DOCUMENTS:
-            return f"{fraction} of the documents, evenly spread", blocks(spread_documents(fraction))
+            return f"a fraction of {fraction} of the documents, evenly spaced", blocks(spread_documents(fraction))
         pieces = hold_out_ends(read_documents(files, text_field, advance, encoding), fraction)
-        return f"the last {fraction} of the characters of every document", _piece_blocks(pieces)
+        return f"the end of every document ({fraction} of its characters)", _piece_blocks(pieces)
 
     with _naming_all_unreadable(files + val_files, encoding):
         if not buckets:
@@ -196,14 +196,14 @@ def prepare(
         details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
         work = {  # interrupted work is resumed only if all of this is unchanged; messages show the keys
             "the version of ingot": made_by(),
-            "the files to train on": [file_identity(path) for path in files],
-            "the files of validation": [file_identity(path) for path in val_files],
+            "the training files": [file_identity(path) for path in files],
+            "the validation files": [file_identity(path) for path in val_files],
             "what is held out": "documents of their own" if val_inputs else rule,
             "the text field": text_field,
             "the encoding": encoding,
             "the tokenizer": built.fingerprint(),
-            "the tokens in a file": shard_tokens,
-            "the size of a block": BLOCK_BYTES,
+            "the number of tokens per shard": shard_tokens,
+            "the size of a block of text": BLOCK_BYTES,
         }
         with staged(output, overwrite, work, is_sound) as stage:
             manifest, last, continued = fill_folder(
@@ -263,7 +263,7 @@ def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[li
             raise DataError(f"{path} is given twice; give each file only once, for training or for validation")
         seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("ignoring %d files (such as %s): hidden, named README.md or not %s", len(ignored), ignored[0], WHAT)
+        log.warning("ignoring %d files (such as %s) that are hidden, named README.md or not %s", len(ignored), ignored[0], WHAT)
     return files, val_files, ignored
 
 

@@ -41,7 +41,7 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
         except IngotError as error:  # raised below, after the results of the earlier blocks, which may raise errors themselves
             block, problem = None, error
         if block is not None:
-            weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters
+            weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # characters or, for JSON lines, bytes
             waiting.append((submit(block), weight))
             size += weight
         while waiting and (block is None or len(waiting) >= ahead or size > ahead * BLOCK_BYTES):

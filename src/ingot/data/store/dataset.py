@@ -30,9 +30,9 @@ from ingot.errors import DataError, Setting
 from ingot.runtime.files import open_to_read, read_json
 
 MANIFEST = "dataset.json"
-VERSION = 2  # the newest version that this code reads
-IDENTITY = ("format", "version", "tokenizer", "splits")  # the keys that the fingerprint covers
-OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # split keys that are missing in older data
+VERSION = 2  # the newest version of dataset.json that this code reads
+IDENTITY = ("format", "version", "tokenizer", "splits")  # the keys of dataset.json that the fingerprint covers
+OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # keys of a split that older dataset.json files lack
 FINGERPRINT_BYTES = 4096  # number of bytes at each end of another program's file that the fingerprint covers
 
 Count = Annotated[int, Field(ge=0)]
@@ -399,7 +399,7 @@ class SplitCounts:
     tokens: int
     bytes: int | None
     piece_bytes: int | None
-    bytes_per_token: float | None = field(init=False)  # bytes of the original text or, if unknown, of the decoded tokens
+    bytes_per_token: float | None = field(init=False)  # counts the original text or, if its size is unknown, the decoded tokens
 
     def __post_init__(self) -> None:
         known_bytes = self.piece_bytes if self.bytes is None else self.bytes
@@ -438,7 +438,7 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
     try:
         record = read_json(file)
         if not isinstance(record, dict) or record.get("format") != "ingot-dataset":
-            advice = f"prepare one with: {prepare_command('FILE', 'DIR')}"
+            advice = f"prepare a dataset with: {prepare_command('FILE', 'DIR')}"
             problem = "does not describe an ingot dataset"
         elif isinstance(version := record.get("version"), int) and version > VERSION:
             advice = "upgrade ingot or prepare the data again"

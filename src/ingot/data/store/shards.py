@@ -107,7 +107,7 @@ def read_header(path: Path) -> tuple[str, int] | DataProblem:
     magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
     dtype = DTYPES.get((magic, version))
     if dtype is None:
-        problem = f"has magic {magic} and version {version} instead of {MAGIC} and {VERSION}: it is damaged or not a shard"
+        problem = f"has magic {magic} and version {version}, which no supported format has: it is damaged or not a shard"
         return DataProblem("shard-header", str(path), problem, place="header")
     expected = HEADER_BYTES + int(dtype[-1]) * count
     if size != expected:

@@ -133,7 +133,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
     """Return the last resume point that a killed process left for the same work; if there is none, empty the folder."""
-    why = "this command cannot resume from them"
+    why = "this command cannot resume from these files"
     try:
         links = any(path.is_symlink() for path in folder.rglob("*"))  # never write through symlinks
         text = b"" if work is None or links else (folder / JOURNAL).read_bytes()
@@ -142,7 +142,7 @@ def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
         if was == now and len(lines) > 1 and is_sound(folder, point := json.loads(lines[-1])):
             os.truncate(folder / JOURNAL, text.rfind(b"\n") + 1)
             return point
-        why = "they do not match the journal in that folder"
+        why = "the files do not match the journal in that folder"
         if was != now:
             why = f"its inputs or settings were different ({', '.join(key for key in now if was.get(key) != now[key])})"
     except (OSError, ValueError, LookupError, AttributeError, TypeError):

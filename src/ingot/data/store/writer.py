@@ -54,7 +54,7 @@ class SavedSplit(BaseModel):
         return sizes | {f"{name}.index": INDEX_BYTES * self.documents}
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers of documents, tokens, bytes and piece bytes, as in the records of splits and buckets."""
+        """Return the numbers of documents, tokens, text bytes and decoded bytes, as in the records of splits and buckets."""
         return {count: getattr(self, count) for count in COUNTS}
 
 
@@ -123,7 +123,7 @@ class SplitWriter:
         number = begin = 0
         while number < len(ends):
             room = self._shard_tokens - state.shard_tokens
-            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # first document that ends beyond this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:

@@ -38,10 +38,10 @@ PIECE_BYTES = 1 << 10  # compressed bytes passed to the decompressor at once: zs
 XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
 HUB = "hf:"  # prefix of a dataset name on the Hugging Face hub
-CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # a folder in the hub's cache
+CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # matches paths in the hub's cache
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "use {0} to name the field that contains the text"
 CONVERT = "convert the file, leave it out, or pass --encoding or --skip-unreadable to `ingot data prepare`"
-BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
+BYTE_ORDER_MARK = "\ufeff"  # removed at the start of JSON files and CSV tables, but kept in .txt and .md files
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # rows read at once from a parquet file
 LONGEST_FIELD = 2**31 - 1  # maximum number of characters in a CSV field; the csv module's default is 131,072

@@ -1,6 +1,6 @@
 """Tokenizers: encode text to ids, decode ids, and count the bytes of text that each id represents.
 
-Each kind has its own file. Tokenizer libraries are imported on first use, so the byte tokenizer never loads them.
+Each kind of tokenizer has its own module. Tokenizer libraries are imported on first use, so the byte tokenizer never loads them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, user_path
 
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # bpe:N learns from at most this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
-SEAM_BYTES = 1 << 16  # bytes to search backwards for a space or line break to truncate at; Chinese text has few spaces
+SEAM_BYTES = 1 << 16  # truncate at a space or line break at most this many bytes before the limit; Chinese text has few of either
 SUFFIXES = (".model", ".json")
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file
 HUB = "hf:"
@@ -116,7 +116,7 @@ def bpe_size(name: str) -> int:
 
 
 def learn_from(name: str | None, texts: Callable[[], Iterable[str]], training_texts: Callable[[], Iterable[bytes]]) -> Tokenizer:
-    """Learn `char` from all texts, or `bpe:N` from the first LEARNED_BYTES of the training texts."""
+    """Learn a `char` tokenizer from all texts, or `bpe:N` from the first LEARNED_BYTES bytes of the training texts."""
     if name == CHAR:
         return CharTokenizer(character for text in texts() for character in set(text))
     assert name is not None
@@ -185,7 +185,7 @@ def _refuse_bos(bos: str | None, name: str) -> None:
 
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
-HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens to check per sample
+HEAD, ENOUGH = 96, 16  # tokens checked per sample: at most the first 96 of a document with more than 16
 MIN_MATCHING = 0.75  # fraction of samples that must round-trip: all do on web text and code, at most 17/32 with a wrong tokenizer
 
 

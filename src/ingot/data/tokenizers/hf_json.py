@@ -2,7 +2,7 @@
 
 The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, so their bytes are exact.
 Vocabularies that write a space as U+2581 are read like SentencePiece's, with one byte per space. In all others, the bytes of an
-id are those that it adds to the decoded text after a word. Special tokens in a text are encoded as plain text.
+id are those that decoding it after a word adds to the text. Special tokens in a text are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.data.tokenizers.tokenizer_base import SPACE, FileTokenizer, IdArray, 
 from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
-# If the file's post-processor prepends nothing to a text, the first of these that is a special token is the BOS token.
+# If the file's post-processor prepends nothing to a text, the first of these names that is a special token is the BOS token.
 STARTS = (
     "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "<|endoftext|>", "[CLS]",
 )  # fmt: skip
@@ -30,7 +30,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
-KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # behaviours of Split that drop no text
+KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
 Entry = tuple[bytes | None, bool]  # the bytes of an id (None: special), and whether they begin with a word's leading space
 
 
@@ -123,7 +123,7 @@ def _build(contents: bytes) -> Any:
     with _explained(DAMAGED):
         tokenizer = tokenizers.Tokenizer.from_str(contents.decode())
         config = json.loads(contents)
-        for step in ("normalizer", "decoder"):  # replacements that expand each other's output exhaust memory on a short text
+        for step in ("normalizer", "decoder"):  # replacements that expand each other's output could exhaust memory
             growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
             for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
                 pattern, content = part["pattern"].get("String"), part["content"]  # `pattern` is None for a regular expression
@@ -173,7 +173,7 @@ def _components(component: Any) -> Iterator[dict[str, Any]]:
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     vocabulary = tokenizer.get_vocab()
     table: list[Entry] = [(None, False)] * (1 + max(vocabulary.values()))
-    if style == "words":  # the bytes that each id adds after a word
+    if style == "words":  # the bytes of an id are those that decoding it after a word adds
         word = tokenizer.encode("a", add_special_tokens=False).ids
         before = tokenizer.decode(word, skip_special_tokens=False)
         texts = tokenizer.decode_batch([[*word, i] for i in range(len(table))], skip_special_tokens=False)

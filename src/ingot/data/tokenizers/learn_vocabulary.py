@@ -29,18 +29,18 @@ Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
-# The settings of the golf challenge, and two of our own: max_sentence_length and required_chars.
+# The settings of the golf challenge, and two that Ingot adds: max_sentence_length and required_chars.
 # By default SentencePiece skips long documents, and may omit the space from the vocabulary if the text has few spaces.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-# SentencePiece's normalisation may expand one character to six, and SentencePiece aborts on words of 65,536 characters.
+# Longer words are split: SentencePiece aborts on words of 65,536 characters, and its normalisation may expand a character to six.
 LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
-EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
+EXAMPLE = "A AA"  # contains both marks once encoded: SentencePiece aborts the process if a required character does not occur
 NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields: a model's two normalisers, and the name of the rule file in each
 
 
@@ -64,7 +64,7 @@ def without_file_names(model: bytes) -> bytes:
             value = b"".join(inner for name, _, inner in message_parts(value) if name != FILE)
             size = len(value)
             low = [size >> shift & 0x7F for shift in range(0, max(1, size.bit_length()), 7)]
-            part = bytes([field << 3 | 2, *(digit | 0x80 for digit in low[:-1]), low[-1]]) + value  # the size is a varint
+            part = bytes([field << 3 | 2, *(digit | 0x80 for digit in low[:-1]), low[-1]]) + value  # tag, size (varint), data
         parts.append(part)
     return b"".join(parts)
 

@@ -100,7 +100,7 @@ class CharTokenizer(Tokenizer):
 
 
 class NumberTokenizer(Tokenizer):
-    """A tokenizer for ids that do not represent text (notes, moves, bases); an id decodes to a space and its number."""
+    """A tokenizer for ids that are not text (musical notes, chess moves, DNA bases); an id decodes to a space and its number."""
 
     kind = "number"
     lossless = False

@@ -29,7 +29,7 @@ from ingot.data.tokenizers.word_table import LETTERS, WordTable
 from ingot.errors import DataError
 
 BPE = 2  # model_type in the trainer settings of a BPE model
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces in a .model file
 # The library's built-in normalisation rules. No key (replaced text) contains a space or newline together with other characters.
 # A key begins with a letter, a digit, a control character or a character in JOINED; its later characters are never ASCII.
 NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<=>")
@@ -45,7 +45,7 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
     if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):
         return None  # the model is not BPE, puts spaces at the end of words, or does not write them as U+2581
-    if rules and (not folds or normaliser.get(1) not in NORMALISERS):  # rules may produce runs of spaces
+    if rules and (not folds or normaliser.get(1) not in NORMALISERS):  # rules may join words or produce runs of spaces
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
         return None

@@ -46,7 +46,7 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     """
     with reading(path):
         if not path.is_dir():
-            Dataset.open(path)  # raises an error with advice
+            Dataset.open(path)  # raises an error that says what to do instead
         dataset = open_tokens(path, strict=False)
     if dataset.format == "nanogpt":
         made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
@@ -196,7 +196,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     if documents:
         sizes = np.diff(starts)
         powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins of doubling width: 1, 2-3, 4-7, ...
-        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # from the first to the last bin that holds documents
+        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # all bins from the first to the last that is not empty
         bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
         ends, middle = (int(sizes.min()), int(sizes.max())), (float(sizes.mean()), float(np.median(sizes)))
         lengths = {"shortest": ends[0], "mean": middle[0], "median": middle[1], "longest": ends[1], "histogram": bins}
@@ -213,9 +213,11 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
 
 # The audit: check every split, and compare the validation split with one or more train splits.
 
-BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
-FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space (1% of Shakespeare)
-SAMPLED = 64  # documents that are decoded and re-encoded
+# Allowed relative gaps between decoded and original bytes. The larger one applies if the decoded byte count equals the recorded
+# one, because SentencePiece collapses runs of white space (about 1% of the bytes of Shakespeare).
+BYTE_GAP = 0.005
+FOLDED_GAP = 0.05
+SAMPLED = 64  # number of documents that are decoded and re-encoded to check the tokenizer
 MAX_RUN_WORDS = 1000  # largest allowed value of `ngram_words`
 FOLDS = (
     "the tokens are correct, but the tokenizer normalises this text, which affects only bits per decoded byte, not bits per byte "
@@ -233,7 +235,7 @@ class TrainComparison:
     copied: int
     similar: int
     runs: int
-    runs_found: int  # word n-grams that also occur in train
+    runs_found: int  # number of word n-grams that also occur in train
     share: float
 
 
@@ -372,7 +374,7 @@ def _audit_split(
         result = round_trips(tokenizer, samples)
         if not result.fit:
             counted = f"{len(result.wrong)} of the {result.tried} sampled documents"
-            problem = f"re-encoding the decoded document gives different tokens, as in {counted}"
+            problem = f"re-encoding the decoded document gives different tokens, as it does for {counted}"
             where, place = split.place(begins[result.wrong[0]])
             problems.append(DataProblem("tokenizer-mismatch", where, problem, OTHER, place))
         if result.fit and marked:
@@ -389,7 +391,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
     starts = side.starts[:-1]  # without an index: every BOS position and the first token, which must be BOS
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(unmarked) or len(inside):
-        counted = f"{len(unmarked):,} documents start without it and {len(inside):,} BOS tokens are inside documents"
+        counted = f"{len(unmarked):,} documents start without BOS and {len(inside):,} BOS tokens are inside documents"
         problem = f"from here on, BOS (id {bos}) does not mark the starts of documents in {split.name}: {counted}"
         file, place = split.place(int(min([*unmarked[:1], *inside[:1]])))
         problems.append(DataProblem("document-marks", file, problem, OTHER, place))
@@ -401,15 +403,16 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
-        problem = f"the tokens decode to {counted:,} bytes but {record.piece_bytes:,} were recorded when they were written"
+        problem = f"the tokens decode to {counted:,} bytes but {record.piece_bytes:,} were recorded when the data was written"
         problems.append(DataProblem("byte-count", file, problem, OTHER, place))
     gap = limit if limit is not None else FOLDED_GAP if counted == record.piece_bytes else BYTE_GAP
     apart = abs(counted - record.bytes) / max(record.bytes, 1)
     if apart > gap or (lossless and counted != record.bytes):
         allowed = "this tokenizer is lossless" if lossless else f"the limit is {gap:.2%}"
         problem = f"the tokens decode to {counted:,} bytes but the text has {record.bytes:,}: a gap of {apart:.2%} ({allowed})"
+        problem += "; bits per decoded byte are wrong by the same percentage"
         advice = OTHER if lossless or counted != record.piece_bytes else FOLDS
-        problems.append(DataProblem("byte-count", file, f"{problem}; bits per decoded byte are off by as much", advice, place))
+        problems.append(DataProblem("byte-count", file, problem, advice, place))
 
 
 # Train/validation overlap: validation documents that occur in train, as a whole or with many of their word n-grams ("runs").
@@ -520,7 +523,7 @@ def _overlap_problem(match: Match, val: ComparedSplit, train: ComparedSplit, run
     file, place = val.split.place(int(val.starts[match.document]))
     train_file, train_place = train.split.place(int(train.starts[match.train]))
     where = f"document {match.train:,} of train ({train_file}, {train_place})"
-    advice = "remove it from train or from validation and prepare the data again"
+    advice = "remove the document from train or from validation and prepare the data again"
     place = f"document {match.document:,} of val, {place}"
     if match.kind == "runs":
         problem = f"{match.share:.0%} of its {run_words}-word n-grams are in train, most of them in {where}"

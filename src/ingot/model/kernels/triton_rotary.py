@@ -141,7 +141,7 @@ def _backward(  # type: ignore[no-untyped-def]
             tl.store(d_gain + row, product * inverse, mask=row < rows)
             scale *= tl.load(gain + head).to(tl.float32)
         scale = scale[:, None]
-        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # normalised: gradient orthogonal to x
+        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # makes the gradient orthogonal to x
         back_first, back_second = (back_first - first * pull) * scale, (back_second - second * pull) * scale
         if REST:
             back_third = (back_third - third * pull) * scale

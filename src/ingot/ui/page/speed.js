@@ -15,7 +15,7 @@ export function speedTab() {
     draw() {
       for (const chart of charts) chart.draw();
       const rows = shownRuns().filter((run) => run.percentiles?.p50).map((run) => [run.name, ...["p50", "p95", "p99"].map((name) => seconds(run.percentiles[name])), short(run.tokens_per_second), stalls(run)]);
-      host.replaceChildren(h("p", { class: "note" }, "Seconds per step. A stall is a stretch of steps that took more than three times the median; evaluations and saves are not counted."),
+      host.replaceChildren(h("p", { class: "note" }, "Seconds per step. Stalls are logging intervals with a mean over three times the median; evaluations and saves are not counted."),
         table(["run", "median", "p95", "p99", "tokens/s", "longest stalls"], rows));
     },
   };
@@ -24,5 +24,5 @@ export function speedTab() {
 const seconds = (value) => (value < 0.1 ? `${fixed(value * 1000, 2)} ms` : `${fixed(value, 3)} s`);
 
 function stalls(run) {
-  return run.stalls.slice(0, 5).map(([step, lost]) => `${duration(lost)} before step ${whole(step)}`).join(", ") || "none";
+  return run.stalls.slice(0, 5).map(([step, lost]) => `${duration(lost)} lost up to step ${whole(step)}`).join(", ") || "none";
 }
