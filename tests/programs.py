@@ -212,9 +212,10 @@ def plant(ingot: Ingot, folder: Path, code: str) -> Ingot:
 
 
 def train_words(data: Path, output: Path, **settings: object) -> list[str]:
-    """The words of `ingot train` for the small demo; settings by their dotted names with the dots as `__`."""
+    """The words of `ingot train` for the small demo of the gpt2 family; settings by their dotted names, with `__` for dots."""
     given = {name.replace("__", "."): value for name, value in settings.items()}
-    values = {**DEMO, "data.path": data, "training.output_dir": output, **given}
+    family = {} if "model.file" in given else {"model.family": "gpt2"}
+    values = {**DEMO, **family, "data.path": data, "training.output_dir": output, **given}
     return ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in values.items())]
 
 

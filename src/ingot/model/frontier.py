@@ -217,7 +217,8 @@ class Frontier(LanguageModel):
         self.rotation = Rotation(context, s.rotated, s.rope_base)
         bound = UNIFORM * math.sqrt(3 / s.width)
         with torch.no_grad():
-            self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
+            usual = 0.02 if self.lm_head is None else 1.0
+            self.embedding.weight.normal_(std=usual if s.embedding_std is None else s.embedding_std)
             if self.lm_head is not None:
                 self.lm_head.weight.normal_(std=0.001)
             for name, parameter in self.blocks.named_parameters():
