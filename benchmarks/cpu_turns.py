@@ -37,10 +37,14 @@ README: dict[str, Any] = {
     "data.sampling": "random", "training.tokens_per_step": 768, "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3,
     "optimizer.beta2": 0.99,
 }  # fmt: skip
+# The model and learning rates of `demo` until 2026-11-19, named here because an old version has its own recipe.
+GPT2: dict[str, Any] = {
+    "model.family": "gpt2", "model.heads": 4, "model.bias": False, "optimizer.learning_rate": 0.015,
+    "optimizer.muon_learning_rate": 0.02,
+}  # fmt: skip
 SHAPES: dict[str, tuple[str | None, dict[str, Any]]] = {
-    # The recipe of `make train`, with byte tokens and with a head for 2,048 tokens; both versions use the same learning rates.
-    "demo": ("demo", {"optimizer.muon_learning_rate": 0.02}),
-    "demo-2048": ("demo", {"optimizer.muon_learning_rate": 0.02, "model.vocab_size": 2048}),
+    "demo": ("demo", GPT2),  # with byte tokens
+    "demo-2048": ("demo", {**GPT2, "model.vocab_size": 2048}),
     "golf-toy": (None, GOLF),
     "nanogpt": (None, README),  # the CPU run of nanoGPT's README
 }

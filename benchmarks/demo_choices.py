@@ -1,4 +1,4 @@
-"""Ablations behind the demo recipe with byte tokens: change one setting at a time and train as many steps as fit in 90 s of CPU.
+"""Ablations of the gpt2 family with byte tokens: change one setting at a time and train as many steps as fit in 90 s of CPU.
 
 The number of steps follows from step times measured on two CPU cores; the training itself uses the available device and takes
 seconds on a GPU. Each printed line is the mean final val_bpb over the seeds.
@@ -50,6 +50,8 @@ def train(milliseconds: float, changes: dict[str, Any], seed: int, folder: Path)
         "training": {"max_steps": int(90_000 / milliseconds), "seed": seed, "output_dir": str(folder), "save_every": 0},
         "data": {"seed": seed, "tokenizer": "byte"},
         "artifact": {"write": False},
+        "model": {"family": "gpt2", "heads": 4, "bias": False},
+        "optimizer": {"learning_rate": 0.015},
     }
     for name, values in changes.items():
         sections[name] = {**sections.get(name, {}), **values}

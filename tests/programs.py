@@ -25,6 +25,7 @@ from ingot.runs.state import State, this_process, utc_now
 
 # The demo recipe on a small text, with every step in the record and every checkpoint kept. Forty steps take about a second.
 DEMO = {
+    "model.family": "gpt2",  # can be exported to every format
     "budget.seconds": "null", "training.max_steps": 40, "training.tokens_per_step": 256, "training.save_every": 4,
     "training.keep_every": 4, "training.device": "cpu", "data.seq_len": 32, "evaluation.stride": 32, "evaluation.every": 0,
     "evaluation.sample_tokens": 0, "tracking.log_every": 1,
@@ -215,6 +216,8 @@ def train_words(data: Path, output: Path, **settings: object) -> list[str]:
     """The words of `ingot train` for the small demo; settings by their dotted names with the dots as `__`."""
     given = {name.replace("__", "."): value for name, value in settings.items()}
     values = {**DEMO, "data.path": data, "training.output_dir": output, **given}
+    if "model.file" in given:
+        del values["model.family"]
     return ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in values.items())]
 
 

@@ -119,9 +119,9 @@ def test_config_show_prints_values_with_their_origins(ingot: Any, tmp_path: Path
 
 
 def test_config_show_changed_leaves_the_defaults_out(ingot: Any) -> None:
-    shown = json.loads(ingot("config", "show", "--recipe", "demo", "--changed", "--json", "--model.bias", "false").out)
-    assert shown["recipe"] == "demo" and shown["config"]["model"]["bias"] is False
-    assert "default" not in shown["origins"].values() and shown["origins"]["model.bias"] == "command line"
+    shown = json.loads(ingot("config", "show", "--recipe", "demo", "--changed", "--json", "--model.layers", "3").out)
+    assert shown["recipe"] == "demo" and shown["config"]["model"]["layers"] == 3
+    assert "default" not in shown["origins"].values() and shown["origins"]["model.layers"] == "command line"
     assert "default" not in ingot("config", "show", "--recipe", "demo", "--changed").out
 
 

@@ -309,7 +309,7 @@ def overlapping(data, tmp_path):
         "budget": {"seconds": None},
         "training": {"output_dir": str(tmp_path / "run"), "max_steps": 3, "tokens_per_step": 256, "device": "cpu"},
         "artifact": {"write": False},
-        "model": {"layers": 1, "width": 32, "heads": 2},
+        "model": {"family": "gpt2", "layers": 1, "width": 32, "heads": 2},
     }
     return package.train(recipe="demo", quiet=True, **sections).run_dir
 

@@ -12,7 +12,7 @@ from programs import DEMO, PATIENCE
 
 from ingot.cli import main
 
-TRAIN = ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in DEMO.items())]
+TRAIN = ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in DEMO.items() if name != "model.family")]
 # What reads the name that stands for {}, or writes to it.
 READERS = [
     "train --config {}", "validate --config {}", "train {}", "train --resume {}", "status {}", "eval {}", "eval {run} --data {}",

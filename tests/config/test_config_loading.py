@@ -245,6 +245,14 @@ def test_a_later_source_may_return_to_the_first_family(tmp_path: Path) -> None:
     assert (model["family"], model["layers"]) == ("gpt2", 2) and "file" not in model
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "golf"])
+def test_a_family_over_a_recipe_of_another_one_keeps_only_what_all_families_have(family: str) -> None:
+    assert load({"model.family": "frontier"}, recipe="demo").config.model.tied is False  # the recipe's own family
+    model = load({"model.family": family, "model.heads": "4"}, recipe="demo").config.model
+    expected = {"family": family, "layers": 2, "heads": 4, "width": 64}
+    assert model == type(model)(**expected)
+
+
 def test_a_family_named_together_with_a_file_must_be_the_one_for_files() -> None:
     assert load({"model.family": "file", "model.file": "mine.py"}).config.model.family == "file"
     assert "model.file (command line) is a setting of" in error_of({"model.family": "gpt2", "model.file": "mine.py"})

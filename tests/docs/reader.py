@@ -133,7 +133,7 @@ def make_folder(folder: Path, run: Ran) -> None:
     (folder / "beginning.txt").write_text("ROMEO.\n")
     (folder / "prompts.jsonl").write_text('{"prompt": "ROMEO."}\n')
     (folder / "requests.jsonl").write_text('{"prompt": "ROMEO.", "model": {"output_dir": "RUN"}}\n')
-    run("ingot", "train", "--recipe", "demo", "--training.output_dir", "RUN")
+    run("ingot", "train", "--recipe", "demo", "--model.family", "gpt2", "--training.output_dir", "RUN")  # exports to every format
     for split in ("train", "val"):
         words = ("--input_dir", f"raw/{split}/web", "--output_dir", f"small/{split}/web", "--tokenizer_path", "byte")
         run("gpt-simple", "tokenize", *words, "--max_length", "64", "--overlap_size", "0")

@@ -154,3 +154,14 @@ def test_a_stage_may_set_the_window_and_nothing_else():
 def test_settings_that_do_not_fit_are_told(settings, told):
     with pytest.raises(ValidationError, match=told):
         FrontierSettings(**settings)
+
+
+def test_the_gradients_of_the_forms_for_a_cpu_are_those_of_the_plain_forms(monkeypatch):
+    tokens = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
+    found = []
+    for on_host in (frontier.on_host, lambda *tensors: False):
+        monkeypatch.setattr(frontier, "on_host", on_host)
+        model = make("frontier")
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-4)

@@ -43,19 +43,21 @@ class Given:
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
     """Return the model family and the given values that apply to it; append errors to `problems`.
 
-    A source that selects a family discards values from lower sources for settings that this family does not have. Values from
-    the same source or from higher sources must be for settings of the selected family.
+    A source that selects a family discards values from lower sources for settings that this family does not have, and if it
+    replaces the family that a lower source selected, for all settings that are not common to all families. Values from the same
+    source or from higher sources must be for settings of the selected family.
     """
-    family, chosen = "gpt2", Given((), None, "default", -1)
+    family, chosen, replaced = "gpt2", Given((), None, "default", -1), -1
     named_at = {item.level for item in given if item.name == "model.family"}
     for item in given:
         is_null = item.value is None or (isinstance(item.value, Plain) and item.value.lower() in NULLS)
         if item.name == "model.family" and item.value not in list(FAMILIES):
             problems.append(_mistake(settings()["model.family"], item.value, item.origin))
-        elif item.name == "model.family":
-            family, chosen = str(item.value), item
-        elif item.name == "model.file" and not is_null and item.level not in named_at:
-            family, chosen = "file", item
+        elif item.name == "model.family" or (item.name == "model.file" and not is_null and item.level not in named_at):
+            selected = str(item.value) if item.name == "model.family" else "file"
+            if chosen.path and selected != family:
+                replaced = item.level
+            family, chosen = selected, item
     kept = [Given(("model", "family"), family, chosen.origin, chosen.level)] if chosen.path else []
     for item in given:
         families = [name for name in FAMILIES if setting_at(item.path, name)]
@@ -68,7 +70,7 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
             problems.append(f"unknown setting {item.name} ({item.origin}); {hint}")
         elif family not in families and item.level >= chosen.level:
             problems.append(f"{item.name} ({item.origin}) is a setting of model.family={either(*families)}, not of {family}")
-        elif family in families and item.name != "model.family":
+        elif family in families and item.name != "model.family" and (item.level >= replaced or len(families) == len(FAMILIES)):
             kept.append(item)
     return family, kept
 

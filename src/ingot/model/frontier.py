@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from ingot.model.host import host_norm, host_relu2, on_host
 from ingot.model.kernels.fused_mlp import fused_mlp
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -47,6 +48,8 @@ UNIFORM = 0.68  # initial weights: uniform in +-UNIFORM * sqrt(3 / width); with 
 
 def norm(x: Tensor) -> Tensor:
     """Normalise the last dimension to a root mean square of 1, without a gain."""
+    if on_host(x):
+        return host_norm(x, EPSILON)
     return F.rms_norm(x, (x.size(-1),), eps=EPSILON).to(x.dtype)
 
 
@@ -126,6 +129,8 @@ class FrontierAttention(nn.Module):
         if self.fused_rotary and cache is None:
             cos, sin = at.rotary
             q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
+        elif on_host(q, k):
+            q, k = (host_norm(y, EPSILON, at.rotary) for y in (q, k))
         else:
             q, k = norm(rotate(q, at.rotary)), norm(rotate(k, at.rotary))
         if cache is not None:
@@ -158,7 +163,8 @@ class FrontierMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.fused_mlp and torch.is_grad_enabled():
             return fused_mlp(x, self.fc.weight, None, self.down.weight, "relu2")
-        return self.down(F.relu(self.fc(x)).square())
+        inner = self.fc(x)
+        return self.down(host_relu2(inner) if on_host(inner) else F.relu(inner).square())
 
 
 class FrontierBlock(nn.Module):
@@ -211,7 +217,8 @@ class Frontier(LanguageModel):
         self.rotation = Rotation(context, s.rotated, s.rope_base)
         bound = UNIFORM * math.sqrt(3 / s.width)
         with torch.no_grad():
-            self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
+            usual = 0.02 if self.lm_head is None else 1.0
+            self.embedding.weight.normal_(std=usual if s.embedding_std is None else s.embedding_std)
             if self.lm_head is not None:
                 self.lm_head.weight.normal_(std=0.001)
             for name, parameter in self.blocks.named_parameters():

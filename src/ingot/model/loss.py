@@ -24,7 +24,8 @@ from ingot.model.cross_entropy import IGNORED, head_logits, summed_loss
 from ingot.model.kernels.fused_loss import fp8_loss, fused_loss
 
 HOST_LOGITS = 2**19  # logits per chunk on a CPU: 2 MiB in float32, about the size of a core's cache
-HOST_TOKENS = 512  # minimum number of tokens per chunk on a CPU; with fewer, the weights would be read too often
+HOST_TOKENS = 256  # minimum number of tokens per chunk on a CPU; with fewer, the weights would be read too often
+LARGEST_LOSS = 80.0  # the probability of a target with a larger loss is rounded in float32, or 0
 
 
 def head_loss(
@@ -104,15 +105,16 @@ class _HostLoss(torch.autograd.Function):
         d_hidden, d_weight, losses = torch.empty_like(hidden), torch.zeros_like(weight), []
         for h, y, d in zip(hidden.chunk(parts), targets.chunk(parts), d_hidden.chunk(parts), strict=True):
             logits, ignored, index = head_logits(h, weight, softcap), y == IGNORED, y.clamp(min=0)[:, None]
-            grad = logits.softmax(-1)
-            # Compute log(sum(exp(logits))) from the largest logit, because its probability never underflows to 0.
-            log_total = logits.amax(-1, keepdim=True) - grad.amax(-1, keepdim=True).log()
-            losses.append((log_total - logits.gather(1, index)).masked_fill_(ignored[:, None], 0.0).sum())
-            grad.scatter_(1, index, grad.gather(1, index) - 1.0)
+            slope = None if softcap is None else 1 - (logits / softcap).square_()
+            grad = torch.softmax(logits, -1, out=logits)  # in place, because memory traffic takes as long as the exponentials
+            p = grad.gather(1, index)
+            loss = p.log().neg_().masked_fill_(ignored[:, None], 0.0)
+            losses.append(loss.sum() if loss.max() < LARGEST_LOSS else summed_loss(head_logits(h, weight, softcap), y))
+            grad.scatter_(1, index, p - 1.0)
             if ignored.any():
                 grad.masked_fill_(ignored[:, None], 0.0)
-            if softcap is not None:  # backpropagate through the softcap
-                grad.mul_(1 - (logits / softcap).square_())
+            if slope is not None:
+                grad.mul_(slope)
             torch.mm(grad, weight, out=d)
             d_weight.addmm_(grad.T, h)
         ctx.save_for_backward(d_hidden, d_weight)

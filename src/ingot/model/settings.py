@@ -231,6 +231,11 @@ class FrontierSettings(RotarySettings):
         3.0, description="Hidden width of the MLP, as a multiple of the model width."
     )
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
+    embedding_std: Rate | None = Field(
+        None,
+        description="Standard deviation of the initial embedding. The embedding is normalised, so only the ratio of its learning "
+        "rate to this value matters. null: 0.02 if `tied` is true, else 1.",
+    )
     softcap: Softcap | None = Field(
         15.0, description="Soft limit on the magnitude of logits: softcap * tanh(logits / softcap). null: no limit."
     )

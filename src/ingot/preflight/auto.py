@@ -51,7 +51,7 @@ PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
 # Settings for training a wide model on long rows for thousands of steps, as in golf/frontier; auto.yaml suits a small model.
 ON_A_GPU: dict[str, Any] = {
-    "model.pattern": "SSSSL", "model.softcap": 15.0,
+    "model.pattern": "SSSSL", "model.softcap": 15.0, "model.tied": True, "model.embedding_std": None,
     "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
     "optimizer.floor": 0.05, "optimizer.ema_decay": 0.99,
 }  # fmt: skip
