@@ -95,7 +95,14 @@ def test_the_simulated_peak_is_that_of_a_real_step(changes):
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"model__family": "llama"}, {"optimizer__name": "muon"}], ids=["gpt2", "llama", "muon"])
 def test_the_simulated_peak_of_four_sharded_ranks_is_that_of_real_ones(changes):
-    fixed = {"precision": "bf16", "kernels": "off", "parallel": "fsdp", "tokens_per_step": 8 * 128, "micro_batch": 2, "threads": 1}
+    fixed = {
+        "precision": "bf16",
+        "kernels": "off",
+        "parallel": "fsdp",
+        "tokens_per_step": 8 * 128,
+        "micro_batch": 2,
+        "threads": 1,
+    }
     fixed = {f"training__{name}": value for name, value in fixed.items()}
     config = config_of(**fixed, training__device="cpu", model__layers=6, model__width=128, **changes)
     with socket.socket() as probe:
