@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from ingot.model.host import host_norm, host_relu2, on_host
+from ingot.model.host import host_norm, host_relu2
 from ingot.model.kernels.fused_mlp import fused_mlp
 from ingot.model.kernels.rotary import fused_rotation
 from ingot.model.layers import (
@@ -36,6 +36,7 @@ from ingot.model.layers import (
     causal_attention,
     compiled,
     flex_supported,
+    on_host,
     positions,
     rotate,
 )

@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-RotaryTables = tuple[Tensor, Tensor]
-
-
-def on_host(*tensors: Tensor) -> bool:
-    """Return True for tensors of a model that runs eagerly on a CPU in float32, if one of them needs a gradient."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return False
-    plain = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
-    return plain and any(x.requires_grad for x in tensors)
+from ingot.model.layers import RotaryTables
 
 
 def host_norm(x: Tensor, epsilon: float, rotary: RotaryTables | None = None) -> Tensor:

@@ -139,6 +139,14 @@ class CastedLinear(nn.Linear):
         return F.linear(x, self.scaled(scale).to(x.dtype))
 
 
+def on_host(*tensors: Tensor) -> bool:
+    """Return True for tensors of a model that runs eagerly on a CPU in float32, if one of them needs a gradient."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    plain = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+    return plain and any(x.requires_grad for x in tensors)
+
+
 # Rotary positions.
 
 RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) if positions differ between rows
