@@ -27,7 +27,7 @@ from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord
 PLACEHOLDER = "Model: Any = nn.Module  # the class of the exported model"  # a template line, replaced by the model's class
 PREFIX, SETTINGS, TEMPLATE = "ingot.model.", "ingot.model.settings", "ingot.model.for_transformers"
 CLASSES = {"gpt2": "GPT2", "llama": "Llama", "golf": "Golf", "frontier": "Frontier"}
-TRAINING = ("ingot.model.kernels.", "ingot.model.loss", "ingot.model.host")  # modules that only training needs; they are not exported
+TRAINING = ("ingot.model.kernels.", "ingot.model.loss", "ingot.model.host")  # modules that are not exported
 FOR_TRAINING = """def for_training(*arguments, **named):
     raise RuntimeError("exported models do not contain this function, because only training needs it")"""
 REPLACED = {

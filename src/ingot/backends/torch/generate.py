@@ -22,7 +22,7 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.errors import RunError
 from ingot.model.registry import OURS
 
-RECORDS_ON = {"cuda"}  # device types on which steps can be recorded and replayed
+RECORDS_ON = {"cuda"}  # device types on which a decoding step can be captured as a CUDA graph and replayed
 STEP_CAPACITY = 512  # initial cache size of recorded steps, in tokens; a step is recorded again when the cache grows
 
 

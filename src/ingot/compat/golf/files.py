@@ -181,7 +181,7 @@ class _Dtype:
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, _Dtype) or dtype.name not in ("f4", "f2", "i1"):
-        raise pickle.UnpicklingError("it holds an array that is not a weight")
+        raise pickle.UnpicklingError("it holds an array that is not of float32, float16 or int8")
     return np.frombuffer(buffer, f"<{dtype.name}").reshape(shape, order=order)
 
 

@@ -92,7 +92,7 @@ class Script(Reporter):
         return sources, [f"Running PyTorch {framework_version()}", gpu]
 
     def data_lines(self, name: str, shards: int, listed: int | None, usable: int) -> list[str]:
-        """Return the log lines about the data: name, train shards (a warning if fewer than listed), validation tokens used."""
+        """Return the log lines about tokenizer and data; warn if there are fewer train shards than the manifest lists."""
         values = self.values
         lines = [
             f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",

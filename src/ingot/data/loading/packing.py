@@ -150,7 +150,7 @@ class PackedRows(ByNumber):
         return permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
 
     def _parts(self, epoch: int, block: int) -> tuple[NDArray[Any], ...]:
-        """Return the parts of a block's documents that have targets, as one array per field of DocumentPart."""
+        """Split a block's documents and return the parts with at least one target, as one array per field of DocumentPart."""
         at = block % DRAWN * BLOCK
         documents = self._documents_of(epoch, block // DRAWN)[at : at + BLOCK]
         if epoch == 0 and self._already_read is not None:

@@ -155,7 +155,7 @@ class Calls:
         (Calls(), "it refers to posix.system"),
         ({"__quant_format__": Calls()}, "it refers to posix.system"),
         (array([{}], "O"), "it refers to numpy"),
-        (array(["text"], "<U4"), "it holds an array that is not a weight"),
+        (array(["text"], "<U4"), "it holds an array that is not of float32, float16 or int8"),
         (array([1.0], ">f4"), "its numbers are not little-endian"),
         ([1], "it is not a dict of weights"),
         ({"__quant_format__": "int6"}, "its format is 'int6'"),
