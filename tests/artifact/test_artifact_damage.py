@@ -32,14 +32,14 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("broken") / "model.ingot"
 
 
-def refuses(path, match=r"cannot be read: it"):
+def refuses(path, match="cannot be read: "):
     with pytest.raises(CheckpointError, match=match) as caught:
         read_artifact(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
-def refused(path, content, match=r"cannot be read: it"):
+def refused(path, content, match="cannot be read: "):
     path.write_bytes(content)
     refuses(path, match)
 

@@ -38,7 +38,7 @@ def test_a_missing_config_file_is_named(ingot: Ingot, tmp_path):
     ("setting", "value", "said"),
     [
         ("training__tokens_per_step", 250, "training.tokens_per_step=250 is not a multiple of data.seq_len=32"),
-        ("model__heads", 5, "model.heads=5 does not divide model.width=64"),
+        ("model__heads", 5, "model.heads=5 does not divide model.width=96"),
         ("model__vocab_size", 100, "model.vocab_size=100 is smaller than the tokenizer's vocabulary of 260"),
         ("model__context", 16, "model.context=16 is shorter than data.seq_len=32"),
         ("model__file", "nowhere.py", "model.file=nowhere.py does not exist"),

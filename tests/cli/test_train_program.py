@@ -33,7 +33,7 @@ def test_the_run_folder_is_complete_and_every_file_in_it_parses(reference):
         "result.json",
     }  # fmt: skip
     config = yaml.safe_load((reference / "config.yaml").read_text())
-    assert config["training"]["max_steps"] == 40 and config["model"]["width"] == 64
+    assert config["training"]["max_steps"] == 40 and config["model"]["width"] == 96
     environment = json.loads((reference / "environment.json").read_text())
     assert set(environment) >= {"host", "python", "packages", "argv", "started_at", "git_commit"} and environment["earlier"] == []
     assert state(reference)["status"] == "completed" and state(reference)["step"] == 40

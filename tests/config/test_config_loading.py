@@ -249,7 +249,7 @@ def test_a_later_source_may_return_to_the_first_family(tmp_path: Path) -> None:
 def test_a_family_over_a_recipe_of_another_one_keeps_only_what_all_families_have(family: str) -> None:
     assert load({"model.family": "frontier"}, recipe="demo").config.model.tied is False  # the recipe's own family
     model = load({"model.family": family, "model.heads": "4"}, recipe="demo").config.model
-    expected = {"family": family, "layers": 2, "heads": 4, "width": 64}
+    expected = {"family": family, "layers": 2, "heads": 4, "width": 96}
     assert model == type(model)(**expected)
 
 

@@ -215,7 +215,7 @@ def test_settings_that_differ_are_told(opened, folder):
         arms = {name: run["arm"] for name, run in events.runs.items()}
     assert arms["old"] == arms["new"] != arms["wide"]
     told = web.ask(f"/api/settings?runs={ids['old']},{ids['wide']}")[1]
-    assert told == {"runs": [ids["old"], ids["wide"]], "rows": [["model.width", "64", "128"]]}
+    assert told == {"runs": [ids["old"], ids["wide"]], "rows": [["model.width", "96", "128"]]}
     alone = web.ask(f"/api/settings?runs={ids['wide']}")[1]["rows"]
     assert ["model.width", "128"] in alone and "optimizer.beta1" not in dict(alone)
 

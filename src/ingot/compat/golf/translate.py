@@ -23,8 +23,8 @@ STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer
 ADVICE = {
     "free disk space or choose another {0}": "free disk space or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
-    "lower the learning rate, lengthen {0} or look at the data, and start again": (
-        "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
+    "lower the learning rate, raise {0} or check the data, and start again": (
+        "lower the learning rate, set GRAD_CLIP_NORM or check the data, and start again"
     ),
     "lower {0} or set {1}, and start again": "lower {0}, and start again",
     "lower {0} or set {1} or {2}, and start again": "lower {0}, and start again",
