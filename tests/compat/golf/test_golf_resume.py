@@ -63,9 +63,9 @@ def test_the_log_of_a_run_that_went_on_holds_both_parts(golf: Golf, stop: None, 
 
 def test_a_run_stopped_in_its_second_pass_does_not_announce_that_pass_again(golf: Golf, stop: None) -> None:
     passes = {"ITERATIONS": "26", "TRAIN_LOG_EVERY": "1"}
-    assert "epoch 2" in golf(**passes, STOP_AT="step:15/").out
+    assert "starting epoch 2" in golf(**passes, STOP_AT="step:15/").out
     second = golf(**passes)
-    assert "epoch 2" not in second.out and "pass 3" in second.out
+    assert "starting epoch 2" not in second.out and "starting epoch 3" in second.out
 
 
 def test_with_a_cap_the_seconds_spent_are_remembered_and_the_rate_goes_on_where_it_was(
