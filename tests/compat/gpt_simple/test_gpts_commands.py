@@ -110,7 +110,7 @@ def test_windows_overlap_by_half_of_one_at_most_and_a_line_says_so(given: tuple[
     (gpts / "raw/a.jsonl").write_text(json.dumps({"text": "some words " * 40}) + "\n")
     words = ("tokenize", "--input_dir", "raw", "--tokenizer_path", "tok", "--output_dir")
     said = cli(*words, "short", "--max_length", 16, *given)
-    assert f"--overlap_size {given[1] if given else 256} is more than half of --max_length 16: windows share 8 tokens" in said.err
+    assert f"--overlap_size {given[1] if given else 256} " in said.err and "windows share 8 tokens" in said.err
     quiet = cli(*words, "half", "--max_length", 16, "--overlap_size", 8)
     assert "more than half" not in quiet.err
     assert (gpts / "short/a.idx").read_bytes() == (gpts / "half/a.idx").read_bytes()
