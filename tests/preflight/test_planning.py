@@ -55,6 +55,11 @@ def test_gradients_live_on_between_micro_batches():
     assert two.parts["activations"] == pytest.approx(one.parts["activations"] / 2, rel=0.05)
 
 
+def test_a_plan_of_compiled_and_sharded_blocks_prints_no_warnings(recwarn):
+    simulated(config_of(training__compile=True, model__family="llama"), gpus=2, parallel="fsdp", rows=4)
+    assert [str(found.message) for found in recwarn if "FSDP2" in str(found.message)] == []
+
+
 def test_fsdp_over_two_ranks_halves_weights_and_optimizer():
     ddp, fsdp = (simulated(config_of(optimizer__name="adamw"), gpus=2, parallel=kind, rows=4) for kind in ("ddp", "fsdp"))
     for part in ("weights", "optimizer"):

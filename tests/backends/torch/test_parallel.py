@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch_kit import make, rows_of, take
 
 import ingot
-from ingot.backends.torch.parallel import choose
+from ingot.backends.torch.parallel import Parallel, choose
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -116,6 +116,15 @@ def test_a_model_is_sharded_only_if_a_replica_does_not_fit():
     assert choose(config, 300, 1 << 20, Ranks(0, 4, 0, 4))[0] == "fsdp"
     kind, why = choose(config, 300, 1 << 20, Ranks(0, 4, 0, 2))
     assert kind == "hsdp" and "GiB" in why
+
+
+def test_with_offloading_everything_but_the_sharded_weights_is_on_the_device(monkeypatch):
+    monkeypatch.setattr(Parallel, "shard", lambda self, model: model)
+    block = torch.nn.BatchNorm1d(4)  # has weights and buffers
+    block.gain = torch.nn.Parameter(torch.ones(()))
+    Parallel("fsdp", Ranks(), torch.device("meta"), offloads=True).place(torch.nn.Sequential(block))
+    devices = {name: t.device.type for name, t in block.state_dict(keep_vars=True).items()}
+    assert {name for name, device in devices.items() if device == "cpu"} == {"weight", "bias"}
 
 
 @pytest.mark.parametrize("changed", [{"training": {"parallel": "ddp"}}, {"optimizer": {"name": "muon"}}])

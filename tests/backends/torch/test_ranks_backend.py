@@ -68,6 +68,8 @@ def test_compiling_ranks_checkpointing_and_masks_go_together_in_any_combination(
         settings = [
             {"compile": c, "gradient_checkpointing": g, "ddp_python_reducer": r, "document_mask": mask} for c, g, r in choices
         ]
+        sharded = itertools.product((False, "blocks"), (False, True, 2))
+        settings += [{"compile": c, "gradient_checkpointing": g, "parallel": "fsdp", "document_mask": mask} for c, g in sharded]
         plain, *others = losses(world_size, settings)
         for found, how in zip(others, settings[1:], strict=True):
             assert found == pytest.approx(plain, abs=1e-5), how

@@ -121,7 +121,8 @@ class TorchBackend(TorchInference):
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
         into = parallel.local, parallel.exchange
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon, *into)
-        self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom optimizers ignore found_inf
+        # Custom optimizers ignore found_inf, and AdamW of weights on the host would read it before its copy from the GPU arrives.
+        self._host_skips = device.kind != "cuda" or t.cpu_offload or has_custom_optimizers(model)
         self._average = WeightAverage(model, parallel.local) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
@@ -396,7 +397,7 @@ class TorchBackend(TorchInference):
                 group["lr"], group["weight_decay"] = rates.lr, rates.weight_decay
                 if rates.momentum is not None:
                     group["momentum"] = rates.momentum
-            if self.device.kind == "cuda":
+            if not self._host_skips:
                 optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
             optimizer.step()
         if self._average is not None and plan.ema_decay is not None:

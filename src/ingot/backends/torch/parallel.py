@@ -67,12 +67,8 @@ class Parallel:
             return model.to(self._device)
         if has_custom_optimizers(model):
             raise ConfigError("make_optimizers(groups) needs unsharded parameters; set {0}", Setting("training.parallel", "ddp"))
-        for module in model.modules():
-            if not self._offloads or not any(p.dim() for p in module.parameters()):  # offloading keeps only weights on the host
-                module.to(self._device)
-        for p in model.parameters():
-            if p.dim() == 0 or p.dtype != torch.float32:
-                p.data = p.data.to(self._device)
+        stays = {p for p in model.parameters() if self._offloads and _can_be_sharded(p)}
+        model._apply(lambda t: t if t in stays else t.to(self._device))  # and compute rotary tables there
         return self.shard(model)
 
     def shard(self, model: nn.Module) -> nn.Module:
@@ -86,7 +82,7 @@ class Parallel:
         shape = (self._ranks.world_size // self.shards, self.shards)
         mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicas", "shards"))
         self._group = mesh.get_group("shards")
-        self._replicated = [p for p in model.parameters() if p.dim() == 0 or p.dtype != torch.float32]
+        self._replicated = [p for p in model.parameters() if not _can_be_sharded(p)]
         options: dict[str, Any] = {
             "mesh": mesh if self.kind == "hsdp" else mesh["shards"],
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
@@ -211,6 +207,10 @@ class Parallel:
         dist.all_reduce(square, group=self._group)
         rest = [grad for p, grad in grads.items() if p not in self._sharded]
         return (square + get_total_norm(rest).square() if rest else square).sqrt()
+
+
+def _can_be_sharded(p: nn.Parameter) -> bool:
+    return p.dim() > 0 and p.dtype == torch.float32
 
 
 class Replicas:

@@ -9,6 +9,7 @@ differentiate tensors of type `cuda`.
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -221,6 +222,7 @@ def simulate_step(
     live = LiveBytes(set() if head[0] in others else {(rows, head[0]) for rows in (tokens, t.loss_chunk or tokens)})
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # outputs of `allocations` are views, which FSDP2 warns of
         placed = Parallel(parallel if world_size > 1 else "none", ranks, CPU, dtype if dtype == torch.bfloat16 else None)
         if world_size > 1:  # ranks of a fake process group, in which collectives return at once
             init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
