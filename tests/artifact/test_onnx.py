@@ -93,9 +93,12 @@ def test_onnxruntime_computes_and_writes_what_the_model_does(onnxruntime, tmp_pa
     assert b"ingot" not in (tmp_path / "model.onnx").read_bytes()  # such as the paths in stack traces
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("fp16", marks=pytest.mark.long), "int8"])
-def test_narrow_weights_stay_close(onnxruntime, tmp_path, dtype):
-    model = random_model(settings_of("gpt2", vocab_size=ROWS + 4))
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("frontier", "int8"), *(pytest.param("gpt2", dtype, marks=pytest.mark.long) for dtype in ("int8", "fp16"))],
+)
+def test_narrow_weights_stay_close(onnxruntime, tmp_path, family, dtype):
+    model = random_model(settings_of(family, vocab_size=ROWS + 4))
     exact = sum(p.numel() for p in model.parameters()) * 4
     write_onnx(model, ROWS, tmp_path / "model.onnx", dtype)
     model.float()

@@ -145,6 +145,7 @@ def _quantise(proto: Any, path: Path) -> Any:
         graph.node.insert(at + 1, make_node("Gather", [f"{out}.scale", node.input[1]], [f"{out}.scales"]))
         graph.node.insert(at + 2, make_node("Cast", [f"{out}.codes"], [f"{out}.float"], to=onnx.TensorProto.FLOAT))
         graph.node.insert(at + 3, make_node("Mul", [f"{out}.float", f"{out}.scales"], [out]))
+    del graph.value_info[:]  # quantize_dynamic transposes weights of Gemm without updating their recorded shapes
     quantize_dynamic(proto, path, ["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8)
     graph = (proto := onnx.load(path)).graph
     for weight in [weight for weight in graph.initializer if weight.name in tied]:

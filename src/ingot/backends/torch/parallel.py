@@ -68,7 +68,7 @@ class Parallel:
         if has_custom_optimizers(model):
             raise ConfigError("make_optimizers(groups) needs unsharded parameters; set {0}", Setting("training.parallel", "ddp"))
         stays = {p for p in model.parameters() if self._offloads and _can_be_sharded(p)}
-        model._apply(lambda t: t if t in stays else t.to(self._device))  # and compute rotary tables there
+        model._apply(lambda t: t if t in stays else t.to(self._device))  # type: ignore[no-untyped-call]  # computes rotary tables
         return self.shard(model)
 
     def shard(self, model: nn.Module) -> nn.Module:
