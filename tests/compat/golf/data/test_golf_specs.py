@@ -79,7 +79,7 @@ def test_specs_that_make_no_sense_are_refused_in_one_line(tmp_path, content, sai
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        (["1024=a", "1024=b"], "two models for a vocabulary of 1024"),
+        (["1024=a", "1024=b"], "two models for the vocabulary size 1024"),
         (["a"], "must be VOCAB=MODEL"),
         (["=a"], "must be VOCAB=MODEL"),
         (["1024="], "must be VOCAB=MODEL"),
