@@ -4,6 +4,15 @@ import json
 import sys
 
 import plan_check
+import pytest
+import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True)
+def no_group_left():
+    yield
+    if dist.is_initialized():  # a sharded model on a single rank keeps its process group
+        dist.destroy_process_group()
 
 
 def check(monkeypatch, *words):
